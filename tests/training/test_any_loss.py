@@ -24,7 +24,6 @@ from tests.slow import slow
 from tests.training.losses import LOSSES, WITH_KEY, WITH_STATE, Loss
 
 DEVICES, RATE, KEY = 8, 0.1, jax.random.key(1)
-ROUNDING = 64  # Units in the last place, of the largest value in the tree: see `close`.
 
 
 class Alone(NamedTuple):
@@ -85,19 +84,22 @@ def together(name: str, devices: int) -> Alone:
     return mean_of(each)
 
 
+def rounding(like: Any) -> float:
+    """The relative difference to allow in the coarsest dtype of `like`."""
+    dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(like)]
+    units = [jnp.finfo(x).eps for x in dtypes if jnp.issubdtype(x, jnp.floating)]
+    unit = float(max(units, default=0))
+    return 2 * unit if unit > 1e-3 else 64 * unit
+
+
 def close(got: Any, expected: Any, like: Any, scale: float = 0.0) -> None:
     """Equal up to rounding in the coarsest dtype of `like`.
 
-    It is relative to `scale` or, if that is smaller, to the largest value of the tree. A leaf may
+    That is relative to the largest value of the tree, or to `scale` if it is larger. A leaf may
     have a gradient of nothing but rounding, as has a bias of keys in attention.
     """
     scale = max([scale, *(np.abs(x).max(initial=0) for x in jax.tree.leaves(expected))])
-
-    dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(like)]
-    units = [jnp.finfo(x).eps for x in dtypes if jnp.issubdtype(x, jnp.floating)]
-    # A gradient that passes through the 16 bits of one leaf is rounded there.
-    unit = float(max(units, default=0))
-    atol = scale * (2 * unit if unit > 1e-3 else ROUNDING * unit)
+    atol = scale * rounding(like)
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     compare = functools.partial(np.testing.assert_allclose, rtol=0, atol=atol)
     jax.tree.map(compare, wide(got), expected)
@@ -363,14 +365,13 @@ def test_along_a_direction(name: str, where: str) -> None:
     tx = optax.chain(
         jaxcomm.zeroth_order(smoothing=smoothing, distribution="rademacher"), optax.sgd(1.0)
     )
-    first = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), loss.params)
-    step = build(loss, tx, workers)
+    first, step = loss.params, build(loss, tx, workers)
     (params, _), metrics = stepped(step, loss, (first, jaxcomm.init(tx, first, workers)))
     descent = jax.tree.map(lambda a, b: np.asarray(a - b), wide(first), wide(params))
     values = []
     for sign in (1, -1):
         point = jax.tree.map(
-            lambda p, d: p + sign * smoothing * np.sign(d).astype(np.float32),  # noqa: B023
+            lambda p, d: p + jnp.asarray(sign * smoothing * np.sign(d), p.dtype),  # noqa: B023
             first,
             descent,
         )
@@ -379,8 +380,8 @@ def test_along_a_direction(name: str, where: str) -> None:
     size = max(1.0, *(np.abs(x).max(initial=0) for x in jax.tree.leaves(wide(first))))
     size = max(size, *(abs(value) / smoothing for value in values))
     for leaf in jax.tree.leaves(descent):
-        np.testing.assert_allclose(np.abs(leaf), slope, atol=ROUNDING * 2**-23 * size)
-    np.testing.assert_allclose(metrics["loss"], np.mean(values), rtol=1e-5)
+        np.testing.assert_allclose(np.abs(leaf), slope, atol=rounding(first) * size)
+    close(metrics["loss"], np.mean(values), first)
 
 
 def broadcast(tree: Any) -> Any:
