@@ -44,7 +44,7 @@ class Given(NamedTuple):
 class Latest:
     """Recognizes the arrays that a step returned last, which need neither checks nor placing.
 
-    It keeps weak references, so that arrays that nobody uses any more are freed.
+    It keeps weak references, so that arrays are freed when they are not used any more.
     """
 
     def __init__(self) -> None:

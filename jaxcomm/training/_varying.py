@@ -1,8 +1,8 @@
 """Over which axes the results of a traced program differ: inferred, where JAX's types are rules.
 
-The types of `jax.shard_map(check_vma=True)` say it too, but a loop must begin with the type with
-which it ends, so one that begins with a constant is an error, and so is a kernel that declares no
-type. A loss need not follow these rules. Here a value that may differ counts as different.
+The types of `jax.shard_map(check_vma=True)` say it too. But a loop must begin with the type with
+which it ends, so a loop that begins with a constant is an error, as is a kernel without a type. A
+loss need not follow these rules. Here a value that may differ counts as different.
 """
 
 import dataclasses

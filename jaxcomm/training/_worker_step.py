@@ -85,11 +85,6 @@ class WorkerStep:
         """The axes of all devices with rows of their own."""
         return (*_axis.names(self.axis_name), *self.inner)
 
-    @property
-    def _averages(self) -> bool:
-        """Whether metrics are means over devices."""
-        return self.metrics != "own" or bool(self.inner)
-
     def specs(self, carry: Carry) -> tuple[PyTree, PyTree]:
         """How arguments and results of `at_once` are sharded."""
         state = state_specs(carry)
@@ -112,13 +107,17 @@ class WorkerStep:
         of_loss = (in_specs[0].params, in_specs[0].model_state, in_specs[1])
         args = (carry.params, carry.model_state, given)
         result: Result
-        if self._taker(carry) is not None:
-            forward = functools.partial(infer, self._model_state_after, unchecked, self.axes)
-            differs = forward(of_loss, args)
+        if (taker := self._taker(carry)) is not None:
+            # The transformation runs the loss, so no types of the update are checked either.
+
+            def forward(params: PyTree, model_state: PyTree, given: Given) -> PyTree:
+                backward = self._deferred(taker, Carry(params, model_state, ()), given)
+                return self._parts(backward.loss(backward.params))[1]
+
+            differs = infer(forward, unchecked, self.axes, of_loss, args)
             step = functools.partial(self.at_once, differs=differs)
-            result = unchecked(step, in_specs=in_specs, out_specs=out_specs)(
-                carry, given, extra_args
-            )
+            run = unchecked(step, in_specs=in_specs, out_specs=out_specs)
+            result = run(carry, given, extra_args)
             return result
         # Both uses trace the loss once. A function of its own has no trace of an earlier call.
         evaluate = jax.jit(lambda *args: self.evaluate(*args), inline=True)
@@ -169,7 +168,7 @@ class WorkerStep:
         with running(backward):
             updates, opt_state = self._updated(carry, backward.deferred(), extra_args)
         evaluated = self._evaluated(
-            backward.value, (), None, given.batch, lambda rows: backward.loss(carry.params, rows)
+            backward.value, (), None, given.batch, lambda rows: backward.loss(backward.params, rows)
         )
         new_state, values, _, _ = self._over_devices(carry, evaluated, differs)
         return self._result(carry, values, None, new_state, updates, opt_state)
@@ -235,6 +234,9 @@ class WorkerStep:
             return []
         return [jax.random.fold_in(given.key, _axis.index(self.axes))]
 
+    def _parts(self, value: Any) -> tuple[Any, PyTree, PyTree]:
+        return parts_of_value(value, self.has_model_state, self.has_aux)
+
     def _with_shared(self, given: Given) -> LossFn:
         """The loss, with the inputs that all workers share."""
         if given.shared is None:
@@ -245,8 +247,8 @@ class WorkerStep:
         def loss(params: PyTree, *args: PyTree) -> Any:
             value = loss_fn(params, *args)
             require_parts(value, self.has_model_state, self.has_aux)
-            if self._averages:
-                require_stated(parts_of_value(value, self.has_model_state, self.has_aux)[2])
+            if self.metrics != "own" or self.inner:
+                require_stated(self._parts(value)[2])
             return value
 
         return loss
@@ -257,11 +259,8 @@ class WorkerStep:
 
     def _deferred(self, taker: Taker, carry: Carry, given: Given) -> Backward:
         """The backward pass that a transformation runs."""
-        params, states, key = (
-            own_params(carry.params),
-            self._own(carry.model_state),
-            self._own_key(given),
-        )
+        params, states = own_params(carry.params), self._own(carry.model_state)
+        key = self._own_key(given)
         self._require_loss(params, (*states, given.batch, *key), given)
         loss = self._checked(self._with_shared(given))
         value_and_gradient = rebuilt_value_and_grad(
@@ -302,16 +301,13 @@ class WorkerStep:
         value_of: Callable[[PyTree], Any],
     ) -> Evaluated:
         """The parts of what a loss returned, if `value_of(rows)` shows that aux has means."""
-        parts = functools.partial(
-            parts_of_value, has_model_state=self.has_model_state, has_aux=self.has_aux
-        )
-        loss, model_state, aux = parts(value)
+        loss, model_state, aux = self._parts(value)
         aux = aux if self.has_aux else {}
         require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
-        if self._averages:
+        if self.metrics != "own" or self.inner:
             require_stated(aux)
             remedy = "" if self.inner else ", or make the step with `metrics='own'`"
-            require_means(lambda rows: parts(value_of(rows))[2], aux, batch, remedy)
+            require_means(lambda rows: self._parts(value_of(rows))[2], aux, batch, remedy)
         return Evaluated(loss, model_state, aux, gradient, weight)
 
     def _over_devices(
@@ -396,11 +392,3 @@ class WorkerStep:
         if isinstance(carry.params, PerWorker):
             new = _axis.marked(new, replica_axes(carry.params, self.axis_name))
         return Carry(new, new_state, opt_state), reduced, diagnostics_of(opt_state)
-
-    def _model_state_after(self, params: PyTree, model_state: PyTree, given: Given) -> PyTree:
-        """What the loss returns as model state, without a gradient."""
-        states, key = self._own(model_state), self._own_key(given)
-        self._require_loss(own_params(params), (*states, given.batch, *key), given)
-        loss = self._checked(self._with_shared(given))
-        value = loss(own_params(params), *jax.tree.map(lambda x: x, (*states, given.batch, *key)))
-        return parts_of_value(value, self.has_model_state, self.has_aux)[1]
