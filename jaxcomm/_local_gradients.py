@@ -1,6 +1,7 @@
 """Gradients that JAX does not sum over workers."""
 
 import functools
+import re
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -10,6 +11,13 @@ from jaxcomm._base import AxisName, LossFn, PyTree
 
 LOCAL = "jaxcomm_local_gradient"
 """The name of local gradients in a program whose types do not say that they are local."""
+
+_UNTYPED = (
+    "The loss does not follow JAX's rules for types in `jax.shard_map`: a loop must not begin with "
+    "a constant, and a kernel must declare how its results vary. Pass `check_vma=False` to this "
+    "`jax.shard_map`, under which every aggregator works; or use `jaxcomm.make_step`, which takes "
+    "every loss."
+)
 
 
 def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
@@ -63,7 +71,8 @@ def local_value_and_grad(
         other axes of the mesh.
 
     Returns:
-      A function `(params, *args) -> (value, gradient)`.
+      A function `(params, *args) -> (value, gradient)`. Under `jax.shard_map(check_vma=False)` it
+      takes every loss. Otherwise the loss follows JAX's rules for types there.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -77,7 +86,12 @@ def local_value_and_grad(
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
-        value, gradient = value_and_grad(_axis.local_params(params, axis_name), *args, **kwargs)
+        try:
+            value, gradient = value_and_grad(_axis.local_params(params, axis_name), *args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if re.search("manual.axis.type", str(error)):
+                error.add_note(_UNTYPED)
+            raise
         return value, _named(gradient, axis_name)
 
     return local

@@ -176,6 +176,7 @@ class Varies:
 
     over: tuple[str, ...]
     reduced: tuple[str, ...]
+    is_scalar: bool
 
 
 def infer(
@@ -213,8 +214,12 @@ def infer(
         def those(value: Value, how: int) -> tuple[str, ...]:
             return tuple(name for name, is_ in zip(axes, value, strict=True) if is_ == how)
 
-        found = [Varies(those(value, DIFFERENT), those(value, REDUCED)) for value in values]
-        results.append(jax.tree.unflatten(jax.tree.structure(shapes), found))
+        leaves, structure = jax.tree.flatten(shapes)
+        found = [
+            Varies(those(value, DIFFERENT), those(value, REDUCED), not x.shape)
+            for value, x in zip(values, leaves, strict=True)
+        ]
+        results.append(jax.tree.unflatten(structure, found))
         return ()
 
     jax.eval_shape(shard_map(probe, in_specs=in_specs, out_specs=()), *args)

@@ -128,12 +128,14 @@ class WorkerStep:
         specs = every._replace(
             model_state=jax.tree.map(lambda x: PartitionSpec(x.over or None), found.model_state)
         )
+        # Devices are stacked along the first axis. An axis of their own would change how XLA fuses.
+        is_row = jax.tree.map(lambda spec, x: x.is_scalar and any(spec), specs, found)
 
         def stacked(*args: PyTree) -> Evaluated:
-            return jax.tree.map(lambda s, x: x[None] if any(s) else x, specs, evaluate(*args))
+            return jax.tree.map(lambda row, x: x[None] if row else x, is_row, evaluate(*args))
 
         def finish(carry: Carry, stacks: Evaluated, extra_args: dict[str, PyTree]) -> Result:
-            own = jax.tree.map(lambda s, x: x[0] if any(s) else x, specs, stacks)
+            own = jax.tree.map(lambda row, x: x[0] if row else x, is_row, stacks)
             return self.finish(carry, own, extra_args, found.model_state)
 
         stacks = unchecked(stacked, in_specs=of_loss, out_specs=specs)(*args)
