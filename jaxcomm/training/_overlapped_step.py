@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
+from jaxcomm._ordered import after
 from jaxcomm._require import presence
 from jaxcomm._state import own_params, state_specs
 from jaxcomm.synchronization._averaging_round import Rounds
@@ -154,20 +155,28 @@ def make_overlapped_step(
     whole = PartitionSpec()
 
     def exchange(
-        fragment: Rounds, x: PerWorker, done: PerWorker, present: jax.Array | None
+        fragment: Rounds,
+        x: PerWorker,
+        done: PerWorker,
+        present: jax.Array | None,
+        earlier: PyTree = (),
     ) -> Rounds:
         def on_worker(
-            fragment: Rounds, x: PerWorker, done: PerWorker, present: jax.Array | None
+            fragment: Rounds,
+            x: PerWorker,
+            done: PerWorker,
+            present: jax.Array | None,
+            earlier: PyTree,
         ) -> Rounds:
-            own = own_params(x)
+            own, done = own_params(x), after(done, earlier)
             still = jax.tree.map(jnp.zeros_like, own)
             displacements = displacement(fragment.anchor, own, still)
             return streaming.exchange(fragment, displacements, done, takes_part(present, axis_name))
 
         specs = state_specs(fragment)
-        in_specs = (specs, state_specs(x), state_specs(done), whole)
+        in_specs = (specs, state_specs(x), state_specs(done), whole, whole)
         run = shard_map(on_worker, beside, in_specs, specs)
-        return typed_as(run(fragment, x, done, present), fragment)
+        return typed_as(run(fragment, x, done, present, earlier), fragment)
 
     def merge(
         x: PerWorker, arrival: _Arrival, diagnostics: PyTree, present: jax.Array | None
@@ -276,12 +285,15 @@ def make_overlapped_step(
                     jax.block_until_ready(fragments)
                     fragments[index] = unshared(fragments[index])
                 sent = moved((PerWorker({axis: parts[index]}), done[index]), mesh, beside)
-                fragments[index] = exchange_(fragments[index], sent[0], sent[1], present)
+                # In one program XLA would combine the counts of this exchange with the message of
+                # an earlier one, which would then wait for them.
+                earlier = [x.anchor for x in fragments if traced and x is not fragments[index]]
+                fragments[index] = exchange_(fragments[index], sent[0], sent[1], present, earlier)
                 done[index] = cleared_(done[index])
         for index in range(schedule.fragments):
             if schedule.arrives(index, now):
-                after = fragments[index]
-                arrival = _Arrival(after.anchor, after.succeeded, after.counts)
+                new = fragments[index]
+                arrival = _Arrival(new.anchor, new.succeeded, new.counts)
                 arrived = moved(arrival, beside, mesh)
                 x = PerWorker({axis: parts[index]})
                 x, diagnostics = merge_(x, arrived, diagnostics, present)
