@@ -275,6 +275,11 @@ def test_nothing_is_sent_for_it(where: str) -> None:
     assert sent.bytes_by_axis["data"] > 0
 
 
+def gathers(fn: Any, *args: Any, **kwargs: Any) -> bool:
+    text = jax.jit(fn).lower(*args, **kwargs).compile().as_text() or ""
+    return any("all-gather" in line for line in text.splitlines() if COLLECTIVE.search(line))
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, slow(AxisType.Explicit)])
 def test_a_teacher_that_is_sharded_as_the_parameters_is_not_gathered(
     kind: AxisType, monkeypatch: pytest.MonkeyPatch
@@ -302,9 +307,13 @@ def test_a_teacher_that_is_sharded_as_the_parameters_is_not_gathered(
     close(found["w"], descended(start(), gradient)["w"])
     assert found["w"].sharding.is_equivalent_to(sharding, 2)
     assert any(teacher["w"] is x for x in jax.tree.leaves(placed))  # As it was, on its devices.
-    text = jax.jit(step).lower(params, state, x, shared=teacher).compile().as_text()
-    lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
-    assert lines and not any("all-gather" in line for line in lines)
+    double = jax.shard_map(
+        lambda p: 2 * p, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"data"}
+    )
+    # JAX 0.10 gathers in any `jax.shard_map` over some of the Explicit axes.
+    by_jax = gathers(double, params["w"])
+    assert not by_jax or (kind == AxisType.Explicit and jax.__version_info__ < (0, 12))
+    assert by_jax or not gathers(step, params, state, x, shared=teacher)
 
 
 @pytest.mark.parametrize("where", ["auto", "simulated", slow("explicit")])
