@@ -346,7 +346,12 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], Any, str]] = {
         r"is called with `\(params, batch, shared=\)`, since the step received `shared`, but takes "
         r"`\(p, b\)`",
     ),
-    "not passed": (loss, {}, batch(), r"`\(params, batch\)`, but takes `\(params.*shared.*give it"),
+    "not passed": (
+        loss,
+        {},
+        batch(),
+        r"`\(params, batch\)`, but takes `\(params.*shared.*`: call the step with `shared=`",
+    ),
     "beside a key": (
         loss,
         {"shared": shared(), "key": jax.random.key(0)},
