@@ -233,9 +233,10 @@ def require_gradients_of(
             because.append("the step received a `key`")
         because += [f"the step received `{name}`" for name in shared]
         why = f", since {' and '.join(because)}" if because else ""
-        raise ValueError(
-            f"{called}{why}, but takes `{inspect.signature(loss_fn)}`: give it these arguments."
-        ) from None
+        takes = inspect.signature(loss_fn)
+        forgotten = "shared" in takes.parameters and not shared
+        remedy = "call the step with `shared=`" if forgotten else "give it these arguments"
+        raise ValueError(f"{called}{why}, but takes `{takes}`: {remedy}.") from None
     except ValueError:
         return  # A builtin without a signature.
 

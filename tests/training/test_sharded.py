@@ -1,5 +1,6 @@
 """Steps whose parameters are sharded over another axis than that of the workers."""
 
+import contextlib
 import functools
 import re
 from typing import Any
@@ -544,3 +545,32 @@ def test_windows_in_an_explicit_mesh_that_is_set() -> None:
             )
             found.append(step(params, state, (x, finished))[0])
     chex.assert_trees_all_close(*(jax.tree.map(np.asarray, x) for x in found), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_set", [False, slow(True)])
+def test_a_loss_that_names_the_sharding_of_a_result(kind: AxisType, is_set: bool) -> None:
+    """As plain JAX, which needs the mesh to be set: `make_step` sets it for the loss."""
+    mesh, rows = mesh_of(kind, WORKERS, SHARDS), jnp.arange(12) * 5 % 16
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(16, 8)), jnp.float32)
+    spec = P(None, "model")
+
+    def loss(table: jax.Array, rows: jax.Array) -> jax.Array:
+        if kind == AxisType.Auto:
+            return jnp.mean(jnp.square(table[rows]))
+        return jnp.mean(jnp.square(table.at[rows].get(out_sharding=spec)))
+
+    params = jax.device_put(table, NamedSharding(mesh, spec))
+    with jax.set_mesh(mesh):
+        whole = jax.device_put(rows, NamedSharding(mesh, P()))
+        expected = params - jax.jit(jax.grad(loss))(params, whole)
+    tx = optax.chain(jaxcomm.shard_local(jaxcomm.mean(), spec), optax.sgd(1.0))
+    with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
+        state = jaxcomm.init(tx, params, mesh, shard_axes="model")
+        step = jaxcomm.make_step(loss, tx, mesh, shard_axes="model", donate=False)
+        found, _, metrics = step(params, state, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    alone = table - jax.grad(lambda table: jnp.mean(jnp.square(table[rows])))(table)
+    np.testing.assert_allclose(found, alone, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(metrics["loss"], jnp.mean(jnp.square(table[rows])), rtol=1e-6)
+    assert found.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
