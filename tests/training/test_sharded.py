@@ -568,6 +568,10 @@ def test_a_loss_that_names_the_sharding_of_a_result(kind: AxisType, is_set: bool
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
         state = jaxcomm.init(tx, params, mesh, shard_axes="model")
         step = jaxcomm.make_step(loss, tx, mesh, shard_axes="model", donate=False)
+        if kind == AxisType.Explicit and not is_set and jax.__version_info__ < (0, 11):
+            with pytest.raises(ValueError, match="axis names that are of type Auto or Manual"):
+                step(params, state, rows)  # Where JAX 0.10 knows such axes, it gathers over them.
+            return
         found, _, metrics = step(params, state, rows)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     alone = table - jax.grad(lambda table: jnp.mean(jnp.square(table[rows])))(table)

@@ -307,13 +307,7 @@ def test_a_teacher_that_is_sharded_as_the_parameters_is_not_gathered(
     close(found["w"], descended(start(), gradient)["w"])
     assert found["w"].sharding.is_equivalent_to(sharding, 2)
     assert any(teacher["w"] is x for x in jax.tree.leaves(placed))  # As it was, on its devices.
-    double = jax.shard_map(
-        lambda p: 2 * p, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"data"}
-    )
-    # JAX 0.10 gathers in any `jax.shard_map` over some of the Explicit axes.
-    by_jax = gathers(double, params["w"])
-    assert not by_jax or (kind == AxisType.Explicit and jax.__version_info__ < (0, 12))
-    assert by_jax or not gathers(step, params, state, x, shared=teacher)
+    assert not gathers(step, params, state, x, shared=teacher)
 
 
 @pytest.mark.parametrize("where", ["auto", "simulated", slow("explicit")])
