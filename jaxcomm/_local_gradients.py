@@ -74,6 +74,9 @@ def local_value_and_grad(
       A function `(params, *args) -> (value, gradient)`. Under `jax.shard_map(check_vma=False)` it
       takes every loss. Otherwise the loss follows JAX's rules for types there.
 
+    Raises:
+      ValueError: If `axis_name` is not bound.
+
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> def gradient(x):

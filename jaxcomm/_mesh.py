@@ -137,7 +137,10 @@ def strong(x: Any) -> Any:
 
 def _buffers(x: jax.Array) -> list[int]:
     """What identifies the buffers of an array on the devices of this process."""
-    shards = [shard.data for shard in x.addressable_shards]
+    if x.is_fully_replicated and not x.is_fully_addressable:
+        shards = [x.addressable_data(0)]  # `addressable_shards` fails after `jax.device_put`.
+    else:
+        shards = [shard.data for shard in x.addressable_shards]
     try:
         return [shard.unsafe_buffer_pointer() for shard in shards]
     except jax.errors.JaxRuntimeError:

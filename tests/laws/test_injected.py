@@ -109,9 +109,16 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "bits": 32,
         **UNITS,
     },
-    "sharded_server": {"tx": optax.sgd(0.1), "push": dither(), "pull": dither(), **UNITS},
+    "sharded_server": {
+        "tx": optax.sgd(0.1),
+        "push": dither(),
+        "pull": dither(),
+        "max_norm": 1.0,
+        **UNITS,
+    },
     "signum": {"momentum": 0.9},
     "sketched_sgd": {"ratio": 0.25, "candidates": 2.0, **SKETCH, **UNITS},
+    "skip_nonfinite": {"tx": jaxcomm.mean(), "max_consecutive_errors": 3},
     "sparcml": {"density": 1.0, "union_density": 1.0, "granularity": 1, "bucket_bytes": 64},
     "sparse_global_qsgd": {"capacity": 4, "levels": 1, **UNITS},
     "all_reduce_mean": {"axis_name": "data", "codec": dither(), **UNITS},
@@ -122,12 +129,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "zeroth_order": {"directions": 2, "smoothing": 0.01, "seed": 3},
 }
 WITHOUT_NUMBERS = {
+    "gradient_norms",
     "hierarchical",
     "per_worker",
     "ring_mean",
     "shard_local",
     "sign_sgd",
-    "skip_nonfinite",
     "sliced",
     "majority_vote",
 }
