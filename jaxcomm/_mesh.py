@@ -268,9 +268,9 @@ def shard_map(
     """`jax.shard_map` over all axes except `shard_axes`, for arguments of any sharding.
 
     Over Explicit axes, `jax.shard_map` rejects arguments that are not sharded as in `in_specs`.
-    This function reshards the arguments first if a mesh with Explicit axes is set, and sets it for
-    traced arguments of such a mesh. Otherwise it treats the axes as Auto, and JAX reshards. How
-    arguments are sharded over `shard_axes` does not change.
+    This function reshards the arguments first if a mesh with Explicit axes is set; it sets one for
+    traced arguments, if all axes are manual. Otherwise it treats the axes as Auto, and JAX
+    reshards. How arguments are sharded over `shard_axes` does not change.
     """
     manual = tuple(name for name in mesh.axis_names if name not in shard_axes)
     in_specs, out_specs = (all_restricted(specs, manual) for specs in (in_specs, out_specs))
@@ -282,17 +282,16 @@ def shard_map(
     if isinstance(mesh, Mesh):
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
-    # In JAX 0.10, `jax.shard_map` over some of the Explicit axes gathers over the others.
-    gathers = bool(shard_axes) and jax.__version_info__ < (0, 11)
-
     def typed(x: Any) -> bool:
         sharding = _explicit(x)
-        return sharding is not None and AxisType.Explicit in mesh.axis_types and not gathers
+        return sharding is not None and AxisType.Explicit in mesh.axis_types
 
     def apply(*args: PyTree) -> PyTree:
         current = jax.sharding.get_abstract_mesh()
-        if current.empty and is_traced(args) and any(map(typed, jax.tree.leaves(args))):
+        is_typed = is_traced(args) and any(map(typed, jax.tree.leaves(args)))
+        if current.empty and is_typed and not shard_axes:
             # A callback to the host fails in a program whose meshes differ in the types of axes.
+            # If some axes are not manual, the loss would have to name them in its operations.
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 return apply(*args)
         if current.empty or not current.explicit_axes:

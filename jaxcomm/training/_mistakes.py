@@ -74,10 +74,11 @@ def require_divisible(batch: PyTree, devices: int, rows_differ: bool = False) ->
         if rows == 0:
             raise ValueError(f"`{where}` holds no examples: the global batch must not be empty.")
         if rows % devices:
+            more = -rows % devices
             padded = (
-                f" Pad it to {rows + -rows % devices} rows, with a leaf of weights that are 0 for "
-                "the added ones; or, if all workers need the whole array, pass it as `step(..., "
-                "shared=)`."
+                f" Pad it, `jax.tree.map(lambda x: jnp.pad(x, [(0, {more})] + [(0, 0)] * (x.ndim - "
+                "1)), batch)`, with a leaf of weights that are 0 for the added rows; or, if all "
+                "workers need the whole array, pass it as `step(..., shared=)`."
             )
             raise ValueError(
                 f"`{where}` has a global batch of {rows}, which is not divisible by {devices} "

@@ -550,7 +550,7 @@ def test_windows_in_an_explicit_mesh_that_is_set() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_set", [False, slow(True)])
 def test_a_loss_that_names_the_sharding_of_a_result(kind: AxisType, is_set: bool) -> None:
-    """As plain JAX, which needs the mesh to be set: `make_step` sets it for the loss."""
+    """As in plain JAX, the mesh must be set. Otherwise the axes are Auto in the loss."""
     mesh, rows = mesh_of(kind, WORKERS, SHARDS), jnp.arange(12) * 5 % 16
     table = jnp.asarray(np.random.default_rng(0).normal(size=(16, 8)), jnp.float32)
     spec = P(None, "model")
@@ -568,9 +568,9 @@ def test_a_loss_that_names_the_sharding_of_a_result(kind: AxisType, is_set: bool
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
         state = jaxcomm.init(tx, params, mesh, shard_axes="model")
         step = jaxcomm.make_step(loss, tx, mesh, shard_axes="model", donate=False)
-        if kind == AxisType.Explicit and not is_set and jax.__version_info__ < (0, 11):
+        if kind == AxisType.Explicit and not is_set:
             with pytest.raises(ValueError, match="axis names that are of type Auto or Manual"):
-                step(params, state, rows)  # Where JAX 0.10 knows such axes, it gathers over them.
+                step(params, state, rows)
             return
         found, _, metrics = step(params, state, rows)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)

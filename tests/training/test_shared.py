@@ -424,11 +424,11 @@ def test_a_ragged_batch(where: str, form: str) -> None:
     step = make(workers, tx, averaged, donate=False, **options)
     state = jaxcomm.init(tx, start(), workers)
     message = (
-        r"of 27, .*not divisible by 8 workers\. Pad it to 32 rows, with a leaf of weights that "
+        r"of 27, .*not divisible by 8 workers\. Pad it, `jax.tree.map\(.*\[\(0, 5\)\].*, batch\)`"
     )
     with pytest.raises(ValueError, match=message):
         step(start(), state, ragged)
-    padded = {name: np.concatenate([x, x[:5]]) for name, x in ragged.items()}
+    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 5)] + [(0, 0)] * (x.ndim - 1)), ragged)
     padded["weight"] = (np.arange(32) < 27).astype(np.float32)
     params, _, metrics = step(start(), state, padded)
     value, gradient = jax.value_and_grad(lambda p: jnp.mean(of_rows(p, ragged)))(start())
