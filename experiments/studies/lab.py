@@ -161,6 +161,10 @@ RECOMMENDED = (
     *("mean_bfloat16", "global_qsgd:8", "two_stage:4", "ef_top_1_percent"),
     *("power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4"),
 )
+DRAWN = (
+    *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
+    *("ddp_fp16_kept_memory", "ddp_power_sgd_4_kept_memory"),
+)
 NAMES = {"mean": "`mean`", "plain_jax_psum": "one `psum` of plain JAX", "ddp": "DDP"}
 
 
@@ -242,7 +246,8 @@ def prose(results: Results) -> list[str]:
 STUDY = Study(
     "lab", Lab, late("lab.settings"), late("lab.train"), TABLE, prose,
     (Lines(file="step_time_against_bandwidth.png", caption="Step time against bandwidth",
-           by="method", at="megabits", x=(Axis("megabits", "Mbit/s of a worker's link"),),
+           by="method", only=DRAWN, at="megabits",
+           x=(Axis("megabits", "Mbit/s of a worker's link"),),
            y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0),
            style=marked_style("mean", [*PEERS]), banded=lambda name: False),),
     CLAIMS, seeds=lambda config: range(config.rounds), interleaved=True, derive=derive,

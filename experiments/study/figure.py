@@ -47,6 +47,7 @@ class Lines(Panels):
       center: The average over seeds.
       band: The band over seeds.
       banded: Whether the line of a name has a band.
+      only: The names that are drawn of a record that has all of them; of others, all are.
     """
 
     x: tuple[Axis, ...]
@@ -55,6 +56,12 @@ class Lines(Panels):
     center: Literal["mean", "median"] = "mean"
     band: Band = "interval"
     banded: Callable[[str], bool] = lambda name: True
+    only: tuple[str, ...] = ()
+
+    def names(self, rows: Sequence[Row]) -> list[str]:
+        names = super().names(rows)
+        chosen = [name for name in names if name in self.only]
+        return chosen if len(chosen) == len(self.only) > 0 else names
 
     def curve(self, rows: Sequence[Row], x: Axis) -> tuple[np.ndarray, list[list[float]]]:
         """The positions, and the values of all seeds at each."""

@@ -65,6 +65,15 @@ def titled(axes: list[Axes]) -> list[str]:
     return [each.get_title() for each in axes]
 
 
+@pytest.mark.parametrize("only", [("top",), ("top", "absent"), ()])
+def test_chosen_lines_are_drawn_alone_if_a_record_has_all(
+    only: tuple[str, ...], tmp_path: Path, drawn: list[Any]
+) -> None:
+    Lines(**COMMON, x=(X,), y=LOSS, across=("split",), only=only).draw(tmp_path, make_results())
+    shown = {line.get_label() for line in drawn[0].axes[0].lines}
+    assert shown == ({"top"} if only == ("top",) else {*METHODS})
+
+
 def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> None:
     lines = Lines(**COMMON, x=(X,), y=LOSS, across=("split",))
     path = lines.draw(tmp_path, make_results())
