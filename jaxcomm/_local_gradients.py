@@ -8,6 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._require import names_itself
 
 LOCAL = "jaxcomm_local_gradient"
 """The name of local gradients in a program whose types do not say that they are local."""
@@ -52,6 +53,7 @@ def rebuilt_value_and_grad(
     return jax.value_and_grad(loss, has_aux=has_aux)
 
 
+@names_itself
 def local_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
 ) -> LossFn:

@@ -52,7 +52,7 @@ class Aggregate(NamedTuple):
 
 
 def first_memory(x: jax.Array, memory: int, max_skip: int) -> Memory:
-    """Nothing was uploaded, and all aggregates were 0; all workers must upload in the first step."""
+    """Nothing was uploaded, all aggregates were 0, and all must upload in the first step."""
     zero, overdue = jnp.zeros((), jnp.float32), jnp.array(max_skip, jnp.float32)
     squares = jnp.zeros(memory, jnp.float32)
     return Memory(Upload(no_sum(x), zero, overdue), Aggregate(no_sum(x), squares))
