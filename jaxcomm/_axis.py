@@ -141,7 +141,7 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
     wanted = set(names(axis_name))
     checked = wanted if are_averaged() else {name for name in wanted if mode(name) == "checked"}
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        where = jax.tree_util.keystr(path) or "the update"
+        where = jax.tree_util.keystr(path) or "the root"
         if missing := sorted(checked - varying(x)):
             raise ValueError(
                 f"The update at {where} does not vary over {missing}: it has been summed already. "

@@ -39,7 +39,7 @@ def _difference(expected: PyTree, actual: PyTree) -> str:
     if extra := [path for path in found if path not in wanted]:
         return f"it has {extra[0] or 'the root'}, which the state of `tx` does not have"
     if other := [path for path in wanted if wanted[path] != found[path]]:
-        return f"{other[0]} is {found[other[0]]}, and should be {wanted[other[0]]}"
+        return f"{other[0] or 'the root'} is {found[other[0]]}, and should be {wanted[other[0]]}"
     return ""
 
 
