@@ -149,8 +149,9 @@ def lazy(
     Differs from the papers: the thresholds there compare with changes of the parameters,
     :math:`\frac{1}{\alpha^2 n^2} \sum_d \xi_d \|\theta^{t+1-d} - \theta^{t-d}\|^2`. For gradient
     descent with the rate :math:`\alpha` and the sum of gradients this is the same; for other
-    optimizers the aggregates are compared. LAQ rounds to nearest; with `dither`, the rounding is
-    stochastic.
+    optimizers the aggregates are compared. LAQ rounds to nearest, and each worker has its own
+    levels; with `dither`, the rounding is stochastic, and uploads have common levels. All workers
+    upload in the first step. LAG has no `max_skip`.
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ValueError(f"`threshold` must be a Python float, got {threshold!r}.")

@@ -110,9 +110,10 @@ def power_sgd(
       al., `ACP-SGD <https://arxiv.org/abs/2306.08881>`_, 2023.
 
     Differs from the paper: the random columns are new, and `columns` more numbers per matrix are
-    sent for each of them. The residual holds gradients, and the learning rate and momentum are
-    applied to the mean, by the optimizer. The orthogonalization uses Householder reflections,
-    instead of Gram-Schmidt.
+    sent for each of them. The residual is :math:`A_i` minus what worker i sent; the authors and
+    PyTorch subtract the mean :math:`B (\frac{1}{n} \sum_j A_j^T B)^T`. Residuals then differ, but
+    not their mean over workers, on which alone the updates depend. The orthogonalization uses
+    Householder reflections, instead of Gram-Schmidt.
     """
     require_leaves(options)
     require_count("drawn", drawn, 1)
