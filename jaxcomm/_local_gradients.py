@@ -21,6 +21,16 @@ _UNTYPED = (
 )
 
 
+_BOXED = (
+    "The parameters are in boxes with names of axes, such as flax's `Partitioned`, which a loss "
+    "may apply to the mesh of the workers: pass `flax.linen.meta.unbox(params)`."
+)
+
+
+def _is_boxed(node: object) -> bool:
+    return hasattr(node, "unbox")
+
+
 def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
     """The tree, marked as local where no types say so."""
     if all(_axis.mode(name) != "unchecked" for name in _axis.names(axis_name)):
@@ -96,6 +106,8 @@ def local_value_and_grad(
         except (TypeError, ValueError) as error:
             if re.search("manual.axis.type", str(error)):
                 error.add_note(_UNTYPED)
+            if any(map(_is_boxed, jax.tree.leaves(params, is_leaf=_is_boxed))):
+                error.add_note(_BOXED)
             raise
         return value, _named(gradient, axis_name)
 

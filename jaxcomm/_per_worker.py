@@ -168,7 +168,8 @@ def per_worker(
     step that would turn a finite value in the state into NaN or infinity does not change the state
     on this worker, since a NaN moment would stay NaN. It still returns the optimizer's update. A
     step of weight 0, a mean over no samples, does not change the state either, and its update is 0.
-    Nothing is sent.
+    A key in the state, such as that of `optax.add_noise`, stays equal on all workers. Nothing is
+    sent.
 
     Args:
       tx: The optimizer.

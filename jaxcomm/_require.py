@@ -7,7 +7,7 @@ import itertools
 import math
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -31,17 +31,23 @@ def described(value: Any) -> str:
         return "an optax transformation"
     if inspect.isfunction(value):
         return f"the function `{value.__name__}`: call it, as in `{value.__name__}(...)`"
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= 80 else f"a `{type(value).__name__}`"
 
 
-def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
-    """Raises unless `axis_name` is a name or a tuple of distinct names."""
+def require_axis_name(
+    axis_name: Any, option: str = "axis_name", keywords: Sequence[str] = ()
+) -> None:
+    """Raises unless `axis_name` is a name or a tuple of distinct names; `keywords`: of others."""
     several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
     if not all(isinstance(name, str) for name in several):
-        swapped = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
+        hint = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
+        if keywords and not hint:
+            others = ", ".join(f"`{each}=`" for each in keywords)
+            hint = f" Pass other options by keyword: {others}."
         raise ValueError(
             f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
-            f"{described(axis_name)}.{swapped}"
+            f"{described(axis_name)}.{hint}"
         )
     if len(set(several)) < len(several):
         raise ValueError(
@@ -290,7 +296,6 @@ def same_model_state(returned: Any, received: Any) -> Any:
 
 
 _RULES: dict[str, Callable[[Any, str], None]] = {
-    "axis_name": require_axis_name,
     "codec": require_codec,
     "mean_codec": require_codec,
     "codec_for": require_codec_of,
@@ -323,6 +328,11 @@ def checked(
 
     def check(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         signature, named = inspect.signature(construct), names_itself(construct)
+        keywords = [
+            each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY
+        ]
+        of_axis = functools.partial(require_axis_name, keywords=keywords)
+        rules: dict[str, Callable[[Any, str], None]] = {**_RULES, "axis_name": of_axis}
 
         @functools.wraps(construct)
         def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -332,7 +342,7 @@ def checked(
                 raise TypeError(f"`{construct.__name__}`: {error}.") from None
             for option, value in bound.arguments.items():
                 if value is not None and option not in ("seed", "key", *traceable):
-                    _RULES.get(option, require_untraced)(value, option)
+                    rules.get(option, require_untraced)(value, option)
             return named(*args, **kwargs)
 
         answer_uncalled(checked_construct)

@@ -121,3 +121,13 @@ def test_of_several_axes_each_is_a_proposal() -> None:
         ValueError, match=r"'dcn', 'ici'.*'dcn'` \(or others of them\) to `or_reduce`"
     ):
         both(jnp.ones((2, 2, 3), jnp.uint32))
+
+
+def test_an_option_in_its_place_names_the_keywords() -> None:
+    for construct, value, keyword in (
+        (jaxcomm.global_qsgd, 8, "`bits=`"),
+        (jaxcomm.top_k, 0.01, "`ratio=`, `k=`"),
+        (jaxcomm.mean, jnp.float16, "`wire_dtype=`"),
+    ):
+        with pytest.raises(ValueError, match=rf"name of a mesh axis.*by keyword: .*{keyword}"):
+            construct(value)  # type: ignore[arg-type]
