@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _rounds
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._deferred import are_averaged
+from jaxcomm._require import user_of
 
 Mode = Literal["checked", "unchecked", "vmap"]
 
@@ -35,15 +37,30 @@ def varying(x: jax.Array) -> frozenset[str]:
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
+def _unbound(axis_name: AxisName, nowhere: str, state: str = "") -> ValueError:
+    """The error if an axis is not bound: the others, if any are; else `state` and `nowhere`."""
+    name, *others = names(axis_name)
+    unbound = f"`axis_name`={axis_name if others else name!r} is not bound here"
+    found = sorted(getattr(jax.extend.core, "unsafe_get_axis_names_DO_NOT_USE", manual)())
+    if not found:
+        return ValueError(f"{state}{unbound}. {nowhere}")
+    user = user_of(axis_name)
+    given = f" to `{user}`" if user else ""
+    or_others = " (or others of them)" if len(found) > 1 else ""
+    return ValueError(
+        f"{unbound}, where the axes are {found}: pass `axis_name={found[0]!r}`{or_others}{given}."
+    )
+
+
 def index(axis_name: AxisName) -> jax.Array:
     """This worker's index, int32[]; the first axis varies slowest."""
     try:
         return lax.axis_index(names(axis_name))
     except NameError as error:
-        raise ValueError(
-            f"`axis_name`={axis_name!r} is not bound here. Call this inside `jax.shard_map` over a "
-            "mesh with this axis, or use `jaxcomm.init`, `jaxcomm.make_step` or "
-            "`jaxcomm.simulate`, which bind it."
+        raise _unbound(
+            axis_name,
+            "Call this inside `jax.shard_map` over a mesh with this axis, or use `jaxcomm.init`, "
+            "`jaxcomm.make_step` or `jaxcomm.simulate`, which bind it.",
         ) from error
 
 
@@ -124,7 +141,7 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
     wanted = set(names(axis_name))
     checked = wanted if are_averaged() else {name for name in wanted if mode(name) == "checked"}
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        where = jax.tree_util.keystr(path) or "the update"
+        where = jax.tree_util.keystr(path) or "the root"
         if missing := sorted(checked - varying(x)):
             raise ValueError(
                 f"The update at {where} does not vary over {missing}: it has been summed already. "
@@ -144,11 +161,12 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
 def require_bound(axis_name: AxisName) -> None:
     """Raises if state that differs by worker is initialized outside `jax.shard_map`."""
     if not is_bound(axis_name):
-        raise ValueError(
-            f"This state differs by worker, but `axis_name`={axis_name!r} is not bound here. "
+        raise _unbound(
+            axis_name,
             "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`. To a framework "
             "that calls `tx.init`, such as `TrainState.create`, pass `tx._replace(init=lambda "
-            "params: jaxcomm.init(tx, params, mesh))`."
+            "params: jaxcomm.init(tx, params, mesh))`.",
+            "This state differs by worker, but ",
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds clips of each worker's own gradient, which come before an aggregator in a chain."""
+"""Finds clips of each worker's own gradient, and noise, before an aggregator in a chain."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -13,6 +13,9 @@ NOT_LINEAR = {
     *("keep_params_nonnegative", "normalize", "normalize_by_update_norm", "scale_by_sign"),
     "scale_by_trust_ratio",
 }
+# Those that add noise: their keys are equal on all workers.
+_NOISE = {"add_noise"}
+_PRIVATE = {"differentially_private_aggregate"}
 # What comes before these is meant for each worker, or is an error of theirs.
 _OF_EACH_WORKER = (
     *("jaxcomm._per_worker", "jaxcomm.gossip", "jaxcomm.synchronization", "jaxcomm.scheduling"),
@@ -22,7 +25,7 @@ _AGGREGATORS = ("jaxcomm.aggregation", "jaxcomm.methods")
 
 
 class _Holds(NamedTuple):
-    """What a transformation consists of: its first part that is not linear, and an aggregator."""
+    """What a transformation consists of: its first part of the sets above, and an aggregator."""
 
     clip: str = ""
     aggregates: bool = False
@@ -43,6 +46,20 @@ def _in_turn(parts: Iterable[Any], path: tuple[Any, ...]) -> _Holds:
     clip, aggregates = "", False
     for part in parts:
         holds = _held(part, path)
+        if (aggregates or holds.aggregates) and _PRIVATE & {clip, holds.clip}:
+            raise ValueError(
+                "`optax.contrib.differentially_private_aggregate` takes the gradient of each "
+                "example, which workers must not average, and its noise is equal on all of them. "
+                "Return the mean of the examples' clipped gradients from `gradients=` of the step, "
+                "and add noise after the aggregator, as in `optax.chain(jaxcomm.mean(), "
+                "optax.add_noise((noise_multiplier * max_norm / global_batch) ** 2, 0.0, key=key), "
+                "...)`."
+            )
+        if holds.aggregates and clip in _NOISE:
+            raise ValueError(
+                f"`tx` would add the same noise on all workers, and the mean would have all of it: "
+                f"`optax.{clip}` comes before an aggregator. Place it after the aggregator."
+            )
         if holds.aggregates and clip:
             raise ValueError(
                 f"`tx` would clip each worker's own gradient: `optax.{clip}` comes before an "
@@ -82,7 +99,7 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
     if not inspect.isfunction(node):
         return _Holds()
     module, (name, *inside) = node.__module__ or "", node.__qualname__.split(".")
-    if module.startswith("optax.") and name in NOT_LINEAR:
+    if module.startswith("optax.") and name in NOT_LINEAR | _NOISE | _PRIVATE:
         return _Holds(clip=name)
     if not inside or not module.startswith(("optax.", "jaxcomm.")):
         return _Holds(aggregates=module.startswith(_AGGREGATORS) and "inner_factory" in path)
@@ -99,7 +116,7 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
 
 
 def require_clips_of_the_mean(tx: optax.GradientTransformation) -> None:
-    """Raises a ValueError if a transformation that is not linear comes before an aggregator.
+    """Raises a ValueError if one that is not linear, or adds noise, comes before an aggregator.
 
     It is silent about what no chain of optax shows: functions of the user.
     """

@@ -8,6 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
+from jaxcomm._require import names_itself
 
 LOCAL = "jaxcomm_local_gradient"
 """The name of local gradients in a program whose types do not say that they are local."""
@@ -18,6 +19,16 @@ _UNTYPED = (
     "`jax.shard_map`, under which every aggregator works; or use `jaxcomm.make_step`, which takes "
     "every loss."
 )
+
+
+_BOXED = (
+    "The parameters are in boxes with names of axes, such as flax's `Partitioned`, which a loss "
+    "may apply to the mesh of the workers: pass `flax.linen.meta.unbox(params)`."
+)
+
+
+def _is_boxed(node: object) -> bool:
+    return hasattr(node, "unbox")
 
 
 def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
@@ -52,6 +63,7 @@ def rebuilt_value_and_grad(
     return jax.value_and_grad(loss, has_aux=has_aux)
 
 
+@names_itself
 def local_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
 ) -> LossFn:
@@ -94,6 +106,8 @@ def local_value_and_grad(
         except (TypeError, ValueError) as error:
             if re.search("manual.axis.type", str(error)):
                 error.add_note(_UNTYPED)
+            if any(map(_is_boxed, jax.tree.leaves(params, is_leaf=_is_boxed))):
+                error.add_note(_BOXED)
             raise
         return value, _named(gradient, axis_name)
 

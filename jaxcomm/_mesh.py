@@ -62,15 +62,15 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
 
 
 def require_marked(params: PyTree, what: str = "params") -> None:
-    """Raises if a tree that is not `PerWorker` has the reserved key 'per_worker'."""
-    if isinstance(params, PerWorker):
-        return
-    for path, _ in jax.tree_util.tree_leaves_with_path(params):
-        if any(getattr(key, "key", None) == "per_worker" for key in path):
+    """Raises if a tree, or what is in its `PerWorker`, has the reserved key 'per_worker'."""
+    (own,) = params.per_worker.values() if isinstance(params, PerWorker) else (params,)
+    marked = lambda node: isinstance(node, PerWorker)  # noqa: E731
+    for path, _ in jax.tree_util.tree_leaves_with_path(own, is_leaf=marked):
+        if "per_worker" in {getattr(key, "key", getattr(key, "name", None)) for key in path}:
             raise ValueError(
-                f"`{what}{jax.tree_util.keystr(path)}` has the key 'per_worker', which "
-                "jaxcomm reserves for values that differ by worker: rename it, or pass the result "
-                "of `jaxcomm.replicate`."
+                f"`{what}{jax.tree_util.keystr(path)}` has the key 'per_worker', by which "
+                "jaxcomm finds values that differ by worker, as `jaxcomm.replicate` returns them: "
+                "rename it."
             )
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import over_workers_of, require_axes, require_kept, retyped
+from jaxcomm._mesh import over_workers_of, require_axes, require_kept, require_marked, retyped
 from jaxcomm._require import checked, own_weight, require_arrays, require_state
 from jaxcomm._sharded import restricted, spec_on
 from jaxcomm._state import worker_axes
@@ -33,7 +33,7 @@ def replicate(
 
     Raises:
       ValueError: If the mesh has no such axis, the number of workers is not a positive int, or
-        `params` differ by worker already.
+        `params` differ by worker already, or have the key 'per_worker'.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -71,6 +71,7 @@ def replicate(
             "parameters of one worker, such as `jaxcomm.consensus(params)`."
         )
     require_arrays(params, "params")
+    require_marked(params)
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))
@@ -167,7 +168,8 @@ def per_worker(
     step that would turn a finite value in the state into NaN or infinity does not change the state
     on this worker, since a NaN moment would stay NaN. It still returns the optimizer's update. A
     step of weight 0, a mean over no samples, does not change the state either, and its update is 0.
-    Nothing is sent.
+    A key in the state, such as that of `optax.add_noise`, stays equal on all workers. Nothing is
+    sent.
 
     Args:
       tx: The optimizer.

@@ -7,7 +7,7 @@ import itertools
 import math
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm._base import CODEC_IN_CHAIN, Codec
+from jaxcomm._base import CODEC_IN_CHAIN, AxisName, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 _Arguments = ParamSpec("_Arguments")
@@ -31,22 +31,71 @@ def described(value: Any) -> str:
         return "an optax transformation"
     if inspect.isfunction(value):
         return f"the function `{value.__name__}`: call it, as in `{value.__name__}(...)`"
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= 80 else f"a `{type(value).__name__}`"
 
 
-def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
-    """Raises unless `axis_name` is a name or a tuple of distinct names."""
+def require_axis_name(
+    axis_name: Any, option: str = "axis_name", keywords: Sequence[str] = ()
+) -> None:
+    """Raises unless `axis_name` is a name or a tuple of distinct names; `keywords`: of others."""
     several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
     if not all(isinstance(name, str) for name in several):
-        swapped = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
+        hint = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
+        if keywords and not hint:
+            others = ", ".join(f"`{each}=`" for each in keywords)
+            hint = f" Pass other options by keyword: {others}."
         raise ValueError(
             f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
-            f"{described(axis_name)}.{swapped}"
+            f"{described(axis_name)}.{hint}"
         )
     if len(set(several)) < len(several):
         raise ValueError(
             f"`{option}` must name one axis or several distinct axes, got {axis_name!r}."
         )
+
+
+class _GivenTo(str):
+    """The name of an axis, and the function that it was given to."""
+
+    user: str
+
+
+def _given_to(user: str, axis_name: Any) -> Any:
+    """The axis name, or names, which know the function that they were given to first."""
+    if isinstance(axis_name, tuple):
+        return tuple(_given_to(user, name) for name in axis_name)
+    if not isinstance(axis_name, str) or isinstance(axis_name, _GivenTo):
+        return axis_name
+    known = _GivenTo(axis_name)
+    known.user = user
+    return known
+
+
+def names_itself(fn: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Lets an error that `axis_name` is not bound name the function that has this argument."""
+    signature = inspect.signature(fn)
+    if "axis_name" not in signature.parameters:
+        return fn
+
+    @functools.wraps(fn)
+    def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return fn(*args, **kwargs)  # It raises an error that names the function.
+        bound.apply_defaults()
+        axis_name = bound.arguments["axis_name"]
+        bound.arguments["axis_name"] = _given_to(fn.__name__, axis_name)
+        return fn(*bound.args, **bound.kwargs)
+
+    return named
+
+
+def user_of(axis_name: AxisName) -> str | None:
+    """The function that the axis name was given to, if it is known."""
+    first = axis_name if isinstance(axis_name, str) else next(iter(axis_name), "")
+    return getattr(first, "user", None)
 
 
 def presence(present: Any, workers: int) -> jax.Array:
@@ -247,7 +296,6 @@ def same_model_state(returned: Any, received: Any) -> Any:
 
 
 _RULES: dict[str, Callable[[Any, str], None]] = {
-    "axis_name": require_axis_name,
     "codec": require_codec,
     "mean_codec": require_codec,
     "codec_for": require_codec_of,
@@ -279,7 +327,12 @@ def checked(
     """
 
     def check(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        signature = inspect.signature(construct)
+        signature, named = inspect.signature(construct), names_itself(construct)
+        keywords = [
+            each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY
+        ]
+        of_axis = functools.partial(require_axis_name, keywords=keywords)
+        rules: dict[str, Callable[[Any, str], None]] = {**_RULES, "axis_name": of_axis}
 
         @functools.wraps(construct)
         def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -289,8 +342,8 @@ def checked(
                 raise TypeError(f"`{construct.__name__}`: {error}.") from None
             for option, value in bound.arguments.items():
                 if value is not None and option not in ("seed", "key", *traceable):
-                    _RULES.get(option, require_untraced)(value, option)
-            return construct(*args, **kwargs)
+                    rules.get(option, require_untraced)(value, option)
+            return named(*args, **kwargs)
 
         answer_uncalled(checked_construct)
         return checked_construct

@@ -23,6 +23,7 @@ from jaxcomm._mesh import (
     strong,
 )
 from jaxcomm._require import (
+    described,
     explain_init_error,
     explained,
     require_arrays,
@@ -75,7 +76,9 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
     sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"The number of workers must be an int of at least 1, got {size!r}.")
+            raise ValueError(
+                f"The number of workers must be an int of at least 1, got {described(size)}."
+            )
         if "," in name:
             raise ValueError(
                 f"`axis_name`={axis_name!r} names several axes: pass a dict of their sizes instead "

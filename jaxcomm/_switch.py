@@ -28,7 +28,10 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
     """
     if differs := sorted(_axis.varying(index)):
         raise ValueError(
-            f"All workers must run the same branch, but the condition differs over {differs}."
+            f"All workers must run the same branch, but the condition differs over {differs}. If "
+            "`jaxcomm.accumulate` is inside the inner optimizer of `diloco` or inside "
+            "`jaxcomm.per_worker`, wrap the whole instead, as in `jaxcomm.accumulate(diloco(...), "
+            "k)`; likewise other transformations that may skip a step."
         )
 
     def axes_of(*shapes: jax.ShapeDtypeStruct) -> frozenset[str]:

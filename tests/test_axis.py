@@ -126,6 +126,8 @@ def test_a_gradient_that_is_summed_already_is_an_error(name: str) -> None:
         ValueError, match=r"\['w'\] does not vary over \['data'\].*local_value_and_grad"
     ):
         on_mesh(update, W, X)
+    with pytest.raises(ValueError, match="The update at the root does not vary"):
+        on_mesh(lambda w, x: tx.update(jax.grad(loss)(w, x), tx.init(w))[0], W, X)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 import jaxcomm
@@ -148,3 +149,54 @@ def test_both_remedies(kind: str) -> None:
         step = make(loss_fn, tx, workers, donate=False)
         after, _, _ = step(W, jaxcomm.init(tx, W, workers), X)
         np.testing.assert_allclose(after, 1 - right, rtol=1e-5)
+
+
+def test_noise_before_an_aggregator_is_refused() -> None:
+    """Its key is equal on all workers, so that the mean of 4 had all of it, and not a half."""
+    noise = optax.add_noise(1.0, 0.0, key=0)
+    for tx in (
+        optax.chain(noise, MEAN, SGD),
+        optax.chain(optax.noisy_sgd(0.1, key=0), jaxcomm.global_qsgd()),
+    ):
+        with pytest.raises(ValueError, match="the same noise on all workers"):
+            require_clips_of_the_mean(tx)
+    require_clips_of_the_mean(optax.chain(MEAN, optax.noisy_sgd(0.1, key=0)))
+
+
+def test_gradients_of_examples_are_not_averaged() -> None:
+    """Over workers, unlike over examples; and the noise of a batch was 4 times what it should."""
+    private = optax.contrib.differentially_private_aggregate(1.0, 1.0, key=0)
+    private = optax.chain(private, SGD)
+    for tx in (optax.chain(private, MEAN), optax.chain(MEAN, private)):
+        with pytest.raises(ValueError, match=r"`gradients=` of .* noise after the aggregator"):
+            jaxcomm.simulate(loss_fn, tx, N)
+    require_clips_of_the_mean(private)
+
+
+def test_private_gradients_are_those_of_one_device() -> None:
+    """By the recipe of the guide: the mean of clipped gradients, and the variance of the noise."""
+
+    def clipped(loss_fn: Any, w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        each = jax.vmap(jax.value_and_grad(lambda w, row: loss_fn(w, row[None])), (None, 0))
+        values, gradients = each(w, x)
+        clip = optax.clip_by_global_norm(0.5)
+        gradients = jax.vmap(lambda one: clip.update(one, clip.init(one))[0])(gradients)
+        return jnp.mean(values), jnp.mean(gradients, axis=0)
+
+    tx = optax.chain(MEAN, optax.sgd(1.0))
+    step = jaxcomm.simulate(loss_fn, tx, N, gradients=clipped, donate=False)
+    after, _, _ = step(W, jaxcomm.init(tx, W, N), X)
+    alone = optax.contrib.differentially_private_aggregate(0.5, 0.0, key=0)
+    rows = jax.vmap(jax.grad(lambda w, row: loss_fn(w, row[None])), (None, 0))(W, jnp.asarray(X))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        right, _ = alone.update(rows, alone.init(W))
+    np.testing.assert_allclose(W - after, right, rtol=1e-5)
+    alone = optax.contrib.differentially_private_aggregate(0.5, 1.1, key=0)
+    zeros = jnp.zeros((len(X), 20000))
+    noise = optax.add_noise((1.1 * 0.5 / len(X)) ** 2, 0.0, key=0)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        deviations = [
+            float(jnp.std(one.update(x, one.init(x))[0]))
+            for one, x in ((alone, zeros), (noise, zeros[0]))
+        ]
+    np.testing.assert_allclose(*deviations, rtol=0.03)

@@ -245,7 +245,7 @@ AGGREGATORS: Mapping[str, Rows] = {
     "stale": {
         "delayed": BenchMethod(lambda: jaxcomm.delayed(jaxcomm.mean())),
         "lazy": BenchMethod(jaxcomm.lazy),
-        "laq": BenchMethod(lambda: jaxcomm.lazy("data", blockwise(dither(bits=8), BLOCK))),
+        "laq": BenchMethod(lambda: jaxcomm.lazy("data", blockwise(dither(bits=16), 64))),
     },
     "feedback": {
         "ef21": _all_gather(feedback.ef21(top_k(ratio=RATIO))),

@@ -37,7 +37,8 @@ def _is_finite(x: jax.Array) -> jax.Array:
 
 def all_finite(units: Iterable[jax.Array]) -> jax.Array:
     """Whether no coordinate of any unit is NaN or infinite, bool[]."""
-    return jnp.all(jnp.stack([_is_finite(x) for x in units]))
+    flags = [_is_finite(x) for x in units]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
 def nowhere_nan(means: list[jax.Array]) -> jax.Array:

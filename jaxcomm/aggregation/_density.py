@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import names_itself
 from jaxcomm.aggregation._agreement import to_vector
 from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.compression import _support
@@ -15,6 +16,7 @@ def _parts(shape: tuple[int, ...], granularity: Granularity) -> Parts:
     return _support.parts_of(shape, granularity if has_rows else "element")
 
 
+@names_itself
 def gradient_density(
     updates: PyTree, axis_name: AxisName | None = None, *, granularity: Granularity = "row"
 ) -> PyTree:

@@ -51,11 +51,11 @@ class Aggregate(NamedTuple):
     squares: Any  # float32[memory], the mean squares of the last aggregates, the newest first
 
 
-def first_memory(x: jax.Array, memory: int) -> Memory:
-    """Nothing was uploaded, and all aggregates were 0, so that all upload in the first step."""
-    zero = jnp.zeros((), jnp.float32)
+def first_memory(x: jax.Array, memory: int, max_skip: int) -> Memory:
+    """Nothing was uploaded, all aggregates were 0, and all must upload in the first step."""
+    zero, overdue = jnp.zeros((), jnp.float32), jnp.array(max_skip, jnp.float32)
     squares = jnp.zeros(memory, jnp.float32)
-    return Memory(Upload(no_sum(x), zero, zero), Aggregate(no_sum(x), squares))
+    return Memory(Upload(no_sum(x), zero, overdue), Aggregate(no_sum(x), squares))
 
 
 def mean_square(x: jax.Array) -> jax.Array:
@@ -92,11 +92,11 @@ def is_worth_it(
     return total(map(mean_square, sent)) >= threshold * change + 3 * rounding
 
 
-def uploaded(own: Upload, uploads: jax.Array, sent: jax.Array, error: jax.Array) -> Upload:
+def uploaded(own: Upload, uploads: jax.Array, innovation: jax.Array, sent: jax.Array) -> Upload:
     """The memory after a step in which `sent` was decoded, which is 0 if nothing was uploaded."""
     return Upload(
         add(own.last, sent),
-        jnp.where(uploads, error, own.error),
+        jnp.where(uploads, mean_square(innovation - sent), own.error),
         jnp.where(uploads, 0, own.skipped + 1),
     )
 

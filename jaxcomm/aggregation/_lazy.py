@@ -29,7 +29,7 @@ from jaxcomm.aggregation._local import decode_local, encode_local
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.compression._overflow import remembers
-from jaxcomm.compression._scaled import require_contraction
+from jaxcomm.compression._scaled import contraction_of, require_contraction
 
 
 def _exchange_of(axis_name: AxisName, codec: Codec) -> Exchange:
@@ -46,6 +46,28 @@ def _anywhere(axis_name: AxisName, flags: list[jax.Array]) -> list[jax.Array]:
     # Over axes of shards too: all shards of a worker run the same branch.
     others = sorted(_axis.varying(own) - {*_axis.names(axis_name)})
     return [*(lax.pmax(own, (*_axis.names(axis_name), *others)) > 0)]
+
+
+def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool) -> None:
+    """Raises if the rounding error may keep all workers from uploading; `always`: it never does.
+
+    A worker uploads no less than 3 times its rounding error. The error of a projection is
+    orthogonal to what is sent, so that it may be a quarter of the innovation.
+    """
+    if always:
+        return require_contraction(codec, size, workers, "lazy")
+    delta = contraction_of(codec, size, workers)
+    if delta is not None and delta >= 3 / 4:
+        return
+    found = "of this codec no bound is known"
+    if delta is not None:
+        found = f"this codec's bound is {1 - delta:.3g} for {size} coordinates of {workers} workers"
+    raise ValueError(
+        f"`lazy` needs a codec with a relative squared error of at most 1/4, but {found}. A worker "
+        "uploads only what exceeds 3 times its rounding error, so that none might upload for "
+        "`max_skip` steps. Use more levels or smaller blocks, as in `blockwise(dither(bits=16), "
+        "64)`."
+    )
 
 
 @checked()
@@ -71,9 +93,12 @@ def lazy(
     .. math:: \|\delta_i\|^2 \ge \frac{\xi}{D} \sum_{d=1}^{D} \|\bar x^{t-d}\|^2
               + 3 \big(\|\epsilon_i\|^2 + \|\hat\epsilon_i\|^2\big)
 
-    or if it has skipped `max_skip` steps. Here :math:`\xi` is `threshold`, :math:`D` is `memory`,
-    and :math:`\epsilon_i` and :math:`\hat\epsilon_i` are the rounding errors of this innovation and
-    of the last upload. Without a codec this is LAG-WK with :math:`\xi_d = \xi / D`; with one, LAQ.
+    or if it has skipped `max_skip` steps. All workers upload in the first step. Here :math:`\xi` is
+    `threshold`, :math:`D` is `memory`, and :math:`\epsilon_i` and :math:`\hat\epsilon_i` are the
+    rounding errors of this innovation and of the last upload. Without a codec this is LAG-WK with
+    :math:`\xi_d = \xi / D`; with one, LAQ. If payloads can be summed, workers share their
+    statistics when they upload: :math:`\hat x_i` and :math:`\hat\epsilon_i` are of this upload,
+    and in the condition :math:`\delta_i` and :math:`\epsilon_i` are rounded with the worker's own.
 
     *On a mesh, bytes fall only in steps in which all workers skip.* A worker that skips still takes
     part in the collective, with zeros. Workers first agree whether any uploads, 8 bytes in an
@@ -84,8 +109,9 @@ def lazy(
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.
-      codec: A codec without memory that is a contraction, such as `blockwise(dither(bits=8), 256)`.
-        Default: innovations are sent in float32.
+      codec: A codec without memory whose relative squared error is at most 1/4, such as
+        `blockwise(dither(bits=16), 64)` for up to 128 workers; with a `threshold` of 0, any
+        contraction. Default: innovations are sent in float32.
       threshold: :math:`\xi`, a Python float of at least 0. With 0, all workers upload in each step.
       memory: :math:`D`, a Python int.
       max_skip: The number of steps in a row that a worker may skip, a Python int.
@@ -100,8 +126,8 @@ def lazy(
 
     Raises:
       ValueError: If an option is out of range; in `init`, if the codec has memory; in `update`, if
-        the codec is no contraction or no bound is known, if `axis_name` is not bound, or an update
-        is already summed.
+        the codec's error is too large or no bound is known, if `axis_name` is not bound, or an
+        update is already summed.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -123,8 +149,9 @@ def lazy(
     Differs from the papers: the thresholds there compare with changes of the parameters,
     :math:`\frac{1}{\alpha^2 n^2} \sum_d \xi_d \|\theta^{t+1-d} - \theta^{t-d}\|^2`. For gradient
     descent with the rate :math:`\alpha` and the sum of gradients this is the same; for other
-    optimizers the aggregates are compared. LAQ rounds to nearest; with `dither`, the rounding is
-    stochastic.
+    optimizers the aggregates are compared. LAQ rounds to nearest, and each worker has its own
+    levels; with `dither`, the rounding is stochastic, and uploads have common levels. All workers
+    upload in the first step. LAG has no `max_skip`.
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ValueError(f"`threshold` must be a Python float, got {threshold!r}.")
@@ -142,7 +169,7 @@ def lazy(
                 "`lazy` takes a codec without memory: what is not sent stays in the difference to "
                 "the last upload. Remove the feedback around this codec."
             )
-        return first_memory(x, memory)
+        return first_memory(x, memory, max_skip)
 
     def exchange(parts: list[Part]) -> Exchanged:
         memories = [part.context.memory for part in parts]
@@ -157,7 +184,7 @@ def lazy(
         ]
         if codec is not None:
             for part in plain:
-                require_contraction(inner, part.context.size, workers, "lazy")
+                _require_small_error(inner, part.context.size, workers, always=threshold == 0)
         decoded = []
         for part in plain:
             content, _ = encode_local(inner, part.context, part.x)
@@ -184,11 +211,11 @@ def lazy(
         units = [
             Encoded(
                 part.context,
-                Memory(uploaded(before.own, uploads, q, error), before.shared),
+                Memory(uploaded(before.own, uploads, change.x, q), before.shared),
                 mean,
             )
-            for part, before, q, error, mean in zip(
-                parts, memories, sent, errors, means, strict=True
+            for part, before, change, q, mean in zip(
+                parts, memories, plain, sent, means, strict=True
             )
         ]
         return Exchanged(units, fits & ~none_finite, lambda: sent)

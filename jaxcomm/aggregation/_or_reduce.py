@@ -8,8 +8,10 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 
 
+@names_itself
 def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
     r"""The bitwise OR over workers of packed words.
 

@@ -41,9 +41,9 @@ def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyT
             return _axis.marked(node, axes)
         if over := sorted(_axis.varying(node) & set(axes)):
             raise ValueError(
-                f"The state at {where} differs over {over}, the axes that shard the parameters, "
-                "but it was made without them. Make it with `jaxcomm.init(tx, params, mesh, "
-                "shard_axes=...)`."
+                f"The state at {where or 'the root'} differs over {over}, the axes that shard the "
+                "parameters, but it was made without them. Make it with `jaxcomm.init(tx, params, "
+                "mesh, shard_axes=...)`."
             )
         return node
 

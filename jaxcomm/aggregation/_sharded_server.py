@@ -72,9 +72,8 @@ def sharded_server(
     averages in float32, updates the optimizer state that it keeps for this slice only, and sends
     the update of the slice to all workers. So the optimizer state takes :math:`1/n` of the memory
     per worker. Messages take temporary memory of two to four gradients during the update.
-    Parameters stay whole and equal on all workers. It replaces `optax.chain(aggregator,
-    tx)`. With integer gradients whose sums are exact, and without codecs, results are those of
-    `optax.chain(jaxcomm.mean(), tx)`.
+    Parameters stay whole and equal on all workers. It replaces `optax.chain(aggregator, tx)`.
+    Without codecs, results are those of `optax.chain(jaxcomm.mean(), tx)` up to rounding.
 
     A worker sends :math:`(n-1)/n` payloads of gradients to the owners and :math:`n - 1` payloads of
     its slices' updates, in two collectives. Without codecs these are :math:`2 (n-1)/n` times 4

@@ -123,7 +123,7 @@ def skip_nonfinite(
         if backward is not None:
             # Workers aggregate while gradients are computed, so the step is skipped afterwards.
             result, after = inner.update(updates, state.inner, params, **extra_args)
-            finite = backward.finite & all_finite(jax.tree.leaves(result) or [jnp.zeros(())])
+            finite = backward.finite & all_finite(jax.tree.leaves(result))
             keep = finite | is_over(state)
             return jax.tree.map(
                 lambda x, y: jnp.where(keep, x, y),
@@ -131,7 +131,7 @@ def skip_nonfinite(
                 (jax.tree.map(jnp.zeros_like, result), skipped_once(state)),
             )
         _axis.require_local(updates, axis_name)
-        finite = all_finite(jax.tree.leaves(updates) or [jnp.zeros(())])
+        finite = all_finite(jax.tree.leaves(updates))
         if extra_args.get("weight") is not None:
             weight = own_weight(extra_args["weight"])
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
@@ -144,9 +144,8 @@ def skip_nonfinite(
 
         def update() -> tuple[PyTree, SkipNonfiniteState]:
             result, after = inner.update(updates, state.inner, params, **extra_args)
-            leaves = jax.tree.leaves(result) or [jnp.zeros(())]
-            all_found = all_finite(leaves)
-            if not _axis.is_known_equal(leaves, axis_name):
+            all_found = all_finite(jax.tree.leaves(result))
+            if not _axis.is_known_equal(result, axis_name):
                 all_found = _finite_everywhere(all_found, axis_name)
             done = result, taken(state, after, all_given & all_found)
             keep = all_found | is_over(state)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, LossFn, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._require import names_itself
 from jaxcomm.aggregation._directions import Directions, Distribution, require_distribution
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.aggregation._weights import weigh
@@ -81,6 +82,7 @@ def require_equal_params(params: PyTree, axes: AxisName, is_own: bool = False) -
     _axis.require_replicated(params, axes, "The parameter", _UNEQUAL)
 
 
+@names_itself
 def zeroth_order_gradient(
     loss_fn: LossFn,
     params: PyTree,

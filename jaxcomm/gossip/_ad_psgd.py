@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.gossip._extras import is_graph
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -18,6 +19,7 @@ from jaxcomm.gossip._to_mixing import randomized
 from jaxcomm.gossip._topologies import require_graph
 
 
+@names_itself
 def ad_psgd(
     graph: nx.Graph | Sequence[Sequence[Sequence[int]]],
     *,

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import names_itself, require_codec
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import Link, MixingStep, to_links
@@ -53,6 +53,7 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
     return r**2 * delta / (16 * r + r**2 + 4 * b**2 + 2 * r * b**2 - 8 * r * delta)
 
 
+@names_itself
 def choco_sgd(
     mixing: Any,
     codec: Codec,

@@ -8,11 +8,13 @@ import numpy as np
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
+@names_itself
 def d2(
     mixing: Any, *, axis_name: AxisName = "data", diagnostics: bool = False
 ) -> optax.GradientTransformationExtraArgs:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import names_itself, require_codec
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -15,6 +15,7 @@ from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
 
 
+@names_itself
 def deep_squeeze(
     mixing: Any,
     codec: Codec,

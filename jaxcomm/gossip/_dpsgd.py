@@ -6,6 +6,7 @@ import jax
 import optax
 
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import names_itself
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
 from jaxcomm.gossip._neighbors import MixingStep
@@ -14,6 +15,7 @@ from jaxcomm.gossip._to_mixing import to_mixing
 Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
 
+@names_itself
 def dpsgd(
     mixing: Any,
     *,
@@ -109,6 +111,7 @@ def dpsgd(
     )
 
 
+@names_itself
 def matcha(
     plan: MatchaPlan,
     *,

@@ -9,6 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, toward
@@ -37,6 +38,7 @@ def _every(mixing: Mixing, period: int) -> Mixing:
     return mixing._replace(probabilities=chances, active=active)
 
 
+@names_itself
 def noloco(
     mixing: Any,
     period: int = 50,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import to_mixing
@@ -19,6 +20,7 @@ class PushSum(NamedTuple):
     in_transit: list[tuple[list[jax.Array], jax.Array]]  # one entry per step of delay
 
 
+@names_itself
 def sgp(
     mixing: Any,
     *,

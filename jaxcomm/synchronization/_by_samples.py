@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._require import names_itself
 
 
 class FinishedState(NamedTuple):
@@ -18,6 +19,7 @@ class FinishedState(NamedTuple):
     finished: jax.Array  # int32[], finished mini-batches of all workers before this step
 
 
+@names_itself
 def scale_by_finished(
     schedule: Callable[[jax.Array], jax.Array | float], *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:

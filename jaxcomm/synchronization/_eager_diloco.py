@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import require_axis_name, require_transformation
+from jaxcomm._require import names_itself, require_axis_name, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import outer_step
@@ -54,6 +54,7 @@ class EagerState(NamedTuple):
         return True
 
 
+@names_itself
 def eager_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,

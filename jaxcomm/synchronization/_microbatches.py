@@ -9,7 +9,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
-from jaxcomm._require import same_model_state
+from jaxcomm._require import names_itself, same_model_state
 from jaxcomm._sharded import zeros_as
 from jaxcomm.metrics._reduced import added, apart, none_yet, together
 from jaxcomm.synchronization._wide import wide
@@ -36,6 +36,7 @@ def _length(microbatches: PyTree) -> int:
     return lengths.pop()
 
 
+@names_itself
 def microbatch_gradients(
     loss_fn: LossFn,
     params: PyTree,

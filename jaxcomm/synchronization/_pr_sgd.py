@@ -8,7 +8,7 @@ import optax
 
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import require_transformation
+from jaxcomm._require import names_itself, require_transformation
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
@@ -44,6 +44,7 @@ class PrSgdState(NamedTuple):
         return True
 
 
+@names_itself
 def pr_sgd(
     optimizer: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:

@@ -3,9 +3,11 @@
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.synchronization._exchange import Period, average_every
 
 
+@names_itself
 def slowmo(
     period: Period,
     *,

@@ -3,6 +3,7 @@
 import optax
 
 from jaxcomm._base import AxisName
+from jaxcomm._require import names_itself
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import coarse_top_k
@@ -10,6 +11,7 @@ from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._exchange import Period
 
 
+@names_itself
 def sparseloco(
     inner: optax.GradientTransformation,
     period: Period = 30,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
+from jaxcomm._require import names_itself
 from jaxcomm.metrics._reduced import divided, require_stated
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
 from jaxcomm.synchronization._wide import narrow
@@ -47,6 +48,7 @@ def mean_of(
     return value, narrow(gradient, params), weight
 
 
+@names_itself
 def window_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -141,6 +143,7 @@ def window_gradients(
     return mean_of(done, params, average_over)
 
 
+@names_itself
 def precomputed_gradients(
     loss_fn: LossFn,
     params: PyTree,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 from jaxcomm._base import PyTree
 
@@ -39,7 +40,7 @@ def _difference(expected: PyTree, actual: PyTree) -> str:
     if extra := [path for path in found if path not in wanted]:
         return f"it has {extra[0] or 'the root'}, which the state of `tx` does not have"
     if other := [path for path in wanted if wanted[path] != found[path]]:
-        return f"{other[0]} is {found[other[0]]}, and should be {wanted[other[0]]}"
+        return f"{other[0] or 'the root'} is {found[other[0]]}, and should be {wanted[other[0]]}"
     return ""
 
 
@@ -65,10 +66,21 @@ def explain_update_error(
             "params, ...)`."
         )
     if isinstance(error, TypeError) and (missing := _MISSING.search(str(error))):
+        if "_fn" in missing[1]:
+            return ValueError(
+                f"`tx` needs the extra arguments {missing[1]}, to evaluate the loss again, which a "
+                "step does not support: leave out a line search, as in `optax.lbfgs(0.1, "
+                "linesearch=None)`."
+            )
         return ValueError(
             f"`tx` needs the extra arguments {missing[1]}: pass them to the step, such as the "
-            "mean loss of the previous step, `step(..., value=metrics['loss'])`. Line searches, "
-            "which evaluate the loss again, are not supported."
+            "mean loss of the previous step, `step(..., value=metrics['loss'])`."
+        )
+    if isinstance(params, optax.LookaheadParams):
+        error.add_note(
+            "`optax.lookahead` has to contain the aggregator, as in `optax.lookahead(optax.chain("
+            "jaxcomm.mean(), optax.sgd(0.1)), 5, 0.5)`, and takes the gradient of `params.fast`: "
+            "return it from `gradients=` of the step."
         )
     functions = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
     for prefix, (wrapper, remedy) in _WRAPPERS.items():

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._require import names_itself
 from jaxcomm.training._mistakes import require_parts
 
 _MOST_SCALE = 2.0**24
@@ -46,6 +47,7 @@ def loss_scaled(model_state: PyTree = (), scale: float = 2.0**15) -> LossScaled:
     return LossScaled(jnp.float32(scale), jnp.int32(0), model_state)
 
 
+@names_itself
 def loss_scaled_gradients(
     loss_fn: LossFn,
     params: PyTree,

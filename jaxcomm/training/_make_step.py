@@ -35,6 +35,7 @@ from jaxcomm.training._carry import (
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (
+    require_arrays_only,
     require_divided,
     require_divisible,
     require_global,
@@ -223,6 +224,7 @@ def make_step(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
+        require_arrays_only(extra_args, used)
         known = latest.has(carry)
         if not known:
             require_carry(carry, sizes, axis_name)

@@ -111,6 +111,11 @@ def reduce_metrics(
 
     if metrics == "mean":
         return reduced()
+    if jax.config.jax_debug_nans:
+        raise ValueError(
+            "`metrics` as a period returns NaN in the steps between, which `jax_debug_nans` "
+            "reports as an error: use 'mean' or 'own' with it."
+        )
     due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
     return collective_cond(
         due,

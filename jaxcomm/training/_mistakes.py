@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxcomm._base import PyTree
 from jaxcomm._clips import require_clips_of_the_mean
-from jaxcomm._require import require_transformation
+from jaxcomm._require import described, require_transformation
 from jaxcomm._sharded import axes_in, is_spec
 from jaxcomm.metrics._reduced import is_reduced
 from jaxcomm.wire._program import live
@@ -20,7 +20,7 @@ from jaxcomm.wire._program import live
 def require_step_of(loss_fn: object, tx: Any, gradients: Any, has_model_state: bool) -> None:
     """Raises a ValueError if a step cannot be made from these arguments."""
     if not (callable(loss_fn) or gradients is not None):
-        raise ValueError(f"`loss_fn` must be a function, got {loss_fn!r}.")
+        raise ValueError(f"`loss_fn` must be a function, got {described(loss_fn)}.")
     require_transformation(tx)
     require_clips_of_the_mean(tx)
     if gradients is None:
@@ -240,6 +240,17 @@ def require_gradients_of(
         raise ValueError(f"{called}{why}, but takes `{takes}`: {remedy}.") from None
     except ValueError:
         return  # A builtin without a signature.
+
+
+def require_arrays_only(extra_args: dict[str, PyTree], used: set[str]) -> None:
+    """Raises a ValueError if an extra argument of a step that is not yet known is a function."""
+    for name in extra_args.keys() - used:
+        if any(map(callable, jax.tree.leaves(extra_args[name]))):
+            raise ValueError(
+                f"`step(..., {name}=)` is a function, but a step takes arrays only. What evaluates "
+                "the loss or its gradient again, such as a line search, is not supported; "
+                "`gradients=` of the step may evaluate them as often as it needs."
+            )
 
 
 def require_used(

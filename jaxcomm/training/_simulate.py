@@ -20,7 +20,12 @@ from jaxcomm.training._carry import (
     require_carry_kept,
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
-from jaxcomm.training._mistakes import require_divisible, require_step_of, require_used
+from jaxcomm.training._mistakes import (
+    require_arrays_only,
+    require_divisible,
+    require_step_of,
+    require_used,
+)
 from jaxcomm.training._worker_step import GradientFn, WorkerStep
 from jaxcomm.wire._walk import SIMULATED
 
@@ -114,6 +119,7 @@ def simulate(
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
         require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
+        require_arrays_only(extra_args, used)
         require_used(on_mesh, (carry, given), extra_args, used, devices)
 
     def run(

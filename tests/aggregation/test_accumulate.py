@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxcomm
+from jaxcomm import synchronization
 from tests.slow import slow
 from tests.workers import (
     MODE_ROWS,
@@ -255,6 +256,11 @@ def test_mistakes() -> None:
         jax.vmap(lambda x: SGD.update(x, SGD.init(x), weight=jnp.ones(2))[0], axis_name="data")(
             jnp.ones((2, 3))
         )
+    inside = synchronization.diloco(jaxcomm.accumulate(optax.sgd(0.1), 2), optax.sgd(0.7), 4)
+    params, mesh = jaxcomm.replicate(jnp.zeros(3), mesh_of(2)), mesh_of(2)
+    step = jaxcomm.make_step(lambda w, x: jnp.mean((w[None] - x) ** 2), inside, mesh)
+    with pytest.raises(ValueError, match=r"accumulate.*inner optimizer.*accumulate\(diloco\("):
+        step(params, jaxcomm.init(inside, params, mesh), jnp.ones((2, 3)))
     with pytest.raises(ValueError, match="only floating-point"):
         jax.vmap(SGD.init, axis_name="data")(jnp.ones((2, 3), jnp.int32))
 

@@ -11,9 +11,9 @@ import pytest
 
 import jaxcomm
 from jaxcomm import Claims, Codec
-from jaxcomm.compression import blockwise
+from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import ef21, error_feedback
-from jaxcomm.compression.quantizers import dither, signs
+from jaxcomm.compression.quantizers import dither, fixed_threshold, scaled_signs, signs
 from jaxcomm.compression.sparsifiers import top_k
 from tests.slow import slow
 from tests.workers import Mode, aggregator, initial, mesh_of
@@ -269,9 +269,60 @@ def test_mistakes_are_named() -> None:
     x = jnp.zeros(SIZE)
     with pytest.raises(ValueError, match="`lazy` takes a codec without memory"):
         jaxcomm.init(jaxcomm.lazy("data", error_feedback(top_k(k=1))), x, mesh_of(2))
-    for codec in (dither(levels=1), signs()):
-        tx = jaxcomm.lazy("data", codec)
-        state = jaxcomm.init(tx, jnp.zeros(200), 2)
-        run = aggregator(tx, 2, "vmap")
-        with pytest.raises(ValueError, match="`lazy` needs a codec with a relative error below 1"):
-            jax.eval_shape(run, jnp.zeros((2, 200)), state, jnp.ones(2))
+
+
+def traced(codec: Codec, workers: int, threshold: float = 1.0) -> None:
+    """Traces a step of 1,000 coordinates."""
+    tx = jaxcomm.lazy("data", codec, threshold=threshold)
+    state = jaxcomm.init(tx, jnp.zeros(1000), workers)
+    run = aggregator(tx, workers, "vmap")
+    jax.eval_shape(run, jnp.zeros((workers, 1000)), state, jnp.ones(workers))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16, 32, 64, 128])
+def test_the_codec_of_the_docstring_is_accepted(workers: int) -> None:
+    line = "blockwise(dither(bits=16), 64)"
+    assert line in str(jaxcomm.lazy.__doc__)
+    traced(eval(line, {"blockwise": blockwise, "dither": dither}), workers)
+
+
+@pytest.mark.parametrize(
+    ("codec", "found"),
+    [
+        (dither(levels=1), "bound is"),
+        (blockwise(dither(bits=8), 256), r"bound is 1\.03 for 1000 coordinates of 4 workers"),
+        (scaled(dither(levels=1)), "bound is"),
+        (scaled_signs(), "bound is"),
+        (top_k(ratio=0.1), r"bound is 0\.9 "),
+        (signs(), "no bound is known"),
+        (fixed_threshold(0.1), "no bound is known"),
+    ],
+)
+def test_codecs_with_which_none_might_upload_are_refused(codec: Codec, found: str) -> None:
+    """For 100 steps, updates were 0."""
+    with pytest.raises(ValueError, match=f"`lazy` needs .* of at most 1/4, but .*{found}"):
+        traced(codec, 4)
+    traced(blockwise(dither(bits=8), 64), 4, threshold=0.0)  # Then each step uploads.
+
+
+def test_all_upload_in_the_first_step() -> None:
+    """A worker whose gradient is small beside those of others does, too: no rule holds yet."""
+    tx = jaxcomm.lazy("data", blockwise(dither(bits=16), 64), threshold=1e6, diagnostics=True)
+    given = jax.random.normal(jax.random.key(0), (WORKERS, 64))
+    given *= jnp.array([1, 1e-3, 1e-6, 0])[:, None]
+    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
+    results, state = run(given, state, jnp.ones(WORKERS))
+    assert state.diagnostics["uploads"] == 1
+    np.testing.assert_allclose(results[0], given.mean(axis=0), rtol=0, atol=1e-3)
+
+
+def test_the_error_of_an_upload_is_of_what_was_uploaded() -> None:
+    """With summed payloads, worker 1 rounds with the norm of worker 0: 3.8e-3, not 9.5e-9."""
+    tx = jaxcomm.lazy("data", dither(bits=8))
+    given = jnp.array([[3.0, -1.0, 2.0, 0.5], [1e-3, 2e-3, -1e-3, 5e-4]])
+    run, state = aggregator(tx, 2, "vmap"), initial(tx, given, "vmap")
+    _, state = run(given, state, jnp.ones(2))
+    (own,) = state.own.per_worker["data"]
+    errors = np.mean((np.asarray(given) - np.asarray(own.last.total)) ** 2, axis=1)
+    np.testing.assert_allclose(own.error, errors, rtol=1e-5)
+    assert errors[1] > 1e-7  # Its own norm is 2e-3, of which a level is 3e-5.

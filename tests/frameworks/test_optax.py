@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a line search": (
         lambda: before(optax.lbfgs(0.1)),
-        "needs the extra arguments 'value', 'grad', and 'value_fn'.*Line searches.*not supported",
+        "needs the extra arguments 'value', 'grad', and 'value_fn'.*not support.*linesearch=None",
     ),
 }
 
@@ -149,3 +149,26 @@ def test_it_is_refused(name: str) -> None:
         opt_state = jaxcomm.init(tx, start(), mesh_of(4))
         jaxcomm.make_step(loss_fn, tx, mesh_of(4))(start(), opt_state, X)
     assert "\n" not in str(caught.value).split("\n---")[0]
+
+
+def test_lookahead_contains_the_aggregator_and_takes_gradients_of_the_fast() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean((x @ w) ** 2)
+
+    def of_fast(loss: Any, params: Any, batch: Any) -> Any:
+        return jaxcomm.local_value_and_grad(loss)(params.fast, batch)
+
+    params, x = optax.LookaheadParams.init_synced(jnp.ones((6, 4))), jnp.ones((4, 6))
+    inside, sgd = jaxcomm.power_sgd(rank=1), optax.sgd(0.1)
+    right = optax.lookahead(optax.chain(inside, sgd), 5, 0.5)
+    after = optax.chain(inside, optax.lookahead(sgd, 5, 0.5))
+    for tx, wrong in (
+        (after, jaxcomm.simulate(loss, after, 2, gradients=of_fast)),
+        (right, jaxcomm.simulate(lambda p, x: loss(p.fast, x), right, 2)),
+    ):
+        with pytest.raises(ValueError, match=r"state|structure") as caught:
+            wrong(params, jaxcomm.init(tx, params, 2), x)
+        assert "has to contain the aggregator" in " ".join(caught.value.__notes__)
+    step = jaxcomm.simulate(loss, right, 2, gradients=of_fast, donate=False)
+    new, _, _ = step(params, jaxcomm.init(right, params, 2), x)
+    assert (new.fast != params.fast).all()

@@ -249,6 +249,24 @@ def test_no_parameters() -> None:
     np.testing.assert_allclose(metrics["loss"], jnp.mean(batch()), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "tx",
+    [
+        scheduling.wait_free(jaxcomm.mean()),
+        jaxcomm.skip_nonfinite(scheduling.wait_free(jaxcomm.mean())),
+        jaxcomm.skip_nonfinite(jaxcomm.mean()),
+        jaxcomm.delayed(jaxcomm.mean()),
+        jaxcomm.accumulate(jaxcomm.mean(), 2),
+        jaxcomm.gradient_norms(jaxcomm.mean()),
+    ],
+)
+@pytest.mark.parametrize("p", [{}, {"a": jnp.zeros((0, 3))}], ids=["none", "empty"])
+def test_no_coordinates(tx: Any, p: Any) -> None:
+    step = jaxcomm.simulate(lambda p, x: jnp.mean(x), tx, 2, donate=False)
+    _, _, metrics = step(p, jaxcomm.init(tx, p, 2), jnp.ones(2))
+    assert metrics["loss"] == 1
+
+
 @pytest.mark.slow
 def test_parameters_that_differ_by_worker() -> None:
     """The mean of gradients moves all replicas alike, as with the aggregator alone."""

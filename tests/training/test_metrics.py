@@ -82,6 +82,16 @@ def test_a_period_needs_a_counter() -> None:
         step(params, state, TARGETS)
 
 
+def test_a_period_is_refused_where_every_nan_is_an_error() -> None:
+    """A healthy run was a RecursionError, or named a NaN in the loss."""
+    step, params, state = build("mesh", jaxcomm.global_qsgd(), False, metrics=3)
+    with (
+        jax.debug_nans(True),
+        pytest.raises(ValueError, match=r"NaN in the steps between.*'mean' or 'own'"),
+    ):
+        step(params, state, TARGETS)
+
+
 @pytest.mark.parametrize("metrics", ["all", 0, -1, True, 2.0])
 def test_impossible_metrics(metrics: Any) -> None:
     with pytest.raises(ValueError, match="`metrics` must be 'mean', 'own' or a period"):

@@ -87,6 +87,18 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.init(optax.chain(optax.sgd(0.1), gossip.dpsgd)),
         r"`dpsgd` is a function: call it",
     ),
+    "a function for a transformation": (
+        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, grad_fn=jax.grad(loss_fn)),
+        r"`step\(\.\.\., grad_fn=\)` is a function, but a step takes arrays only.*`gradients=`",
+    ),
+    "parameters in place of a transformation": (
+        lambda here: jaxcomm.init(start(), qsgd(), here.workers),
+        "`tx` must be an optax transformation, got a `dict`",
+    ),
+    "parameters in place of workers": (
+        lambda here: jaxcomm.init(qsgd(), start(), start()),
+        "must be an int of at least 1, got a `",
+    ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "no loss": (lambda here: here.step(qsgd(), None), "`loss_fn` must be a function, got None"),
     "the state of another": (

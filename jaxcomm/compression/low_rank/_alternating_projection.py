@@ -82,7 +82,7 @@ def _require_small_error(codec: Codec, context: Context, size: int) -> None:
             f"`factor_codec` must have a relative error below 1: otherwise the residual may grow "
             f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers, "
             f"of a leaf of {size}, on {context.workers} workers. Use `jaxcomm.compression.scaled`, "
-            "more bits, or `jaxcomm.compression.blockwise` with smaller blocks."
+            "more bits, or smaller blocks, as in `blockwise(dither(bits=16), 64)`."
         )
 
 

@@ -58,6 +58,10 @@ def easgd(tx: optax.GradientTransformation, *, elasticity: float, period: int = 
     References:
       Zhang et al., `Deep learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_,
       2015.
+
+    Differs from the paper: in Algorithm 1, the elastic step takes place when a worker begins a
+    gradient, with the center of then; here when it has finished it. So the center is one gradient
+    of each worker behind. As there, the gradient is taken at :math:`x_i` before the elastic step.
     """
     require_transformation(tx)
     return _elastic(tx, lambda params, optimizer: params, elasticity, period)
@@ -90,6 +94,8 @@ def eamsgd(learning_rate: float, momentum: float, *, elasticity: float, period: 
     References:
       Zhang et al., `Deep learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_,
       2015.
+
+    Differs from the paper: as :func:`easgd`.
     """
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")

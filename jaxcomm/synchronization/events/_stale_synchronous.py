@@ -70,8 +70,9 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: int) -> Polic
       <https://papers.nips.cc/paper/2013/hash/b7bb35b9c6ca2aee2df08cf09d7016c2-Abstract.html>`_,
       2013.
 
-    Differs from the paper: a read never includes an update that is newer than guaranteed. The paper
-    permits it, as far as it has arrived.
+    Differs from the paper: updates are divided by n; the paper adds them undivided. A read never
+    includes an update that is newer than guaranteed; the paper permits it, as far as it has
+    arrived.
     """
     require_transformation(tx)
     require_int(staleness, "staleness", least=0)

@@ -1,5 +1,6 @@
 """ACP-SGD: one factor per step, against NumPy, in one collective, and with codecs of factors."""
 
+import contextlib
 import functools
 import re
 from typing import Any
@@ -251,6 +252,27 @@ def test_a_coarse_factor_codec_is_an_error() -> None:
     unclaimed = dither(bits=16)._replace(claims=Claims())
     with pytest.raises(ValueError, match="no bound is known"):
         run(jaxcomm.power_sgd(rank=1, alternate=True, factor_codec=unclaimed), updates())
+
+
+@pytest.mark.parametrize(
+    ("codec", "workers", "accepted"),
+    [
+        (dither(bits=16), 32, True),
+        (dither(bits=16), 64, False),
+        (blockwise(dither(bits=16), 64), 128, True),
+    ],
+)
+def test_the_limits_of_the_docstring(codec: Codec, workers: int, accepted: bool) -> None:
+    tx, x = jaxcomm.power_sgd(rank=4, alternate=True, factor_codec=codec), jnp.zeros((1024, 1024))
+    average = jax.vmap(
+        lambda x: tx.update(x, tx.init(x))[0], axis_name="data", axis_size=workers, in_axes=None
+    )
+    with (
+        contextlib.nullcontext()
+        if accepted
+        else pytest.raises(ValueError, match=r"blockwise\(dither\(bits=16\), 64\)")
+    ):
+        jax.eval_shape(average, x)
 
 
 def test_a_leaf_with_a_large_factor_is_exact() -> None:

@@ -1,9 +1,14 @@
 """Every policy does what its equations say, event by event, and counts its messages."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from jaxcomm.synchronization import deterministic, events
 from tests.synchronization.events.problem import vector
 from tests.synchronization.events.rows import REPLAYED, Row, marked
 from tests.synchronization.events.simulated import run_named, run_of
@@ -21,6 +26,36 @@ def test_a_policy_equals_its_oracle(row: Row) -> None:
     assert messages.tolist() == [[*event.messages] for event in run.happened]
     np.testing.assert_allclose(run.model, run.rule.x, rtol=2e-4, atol=2e-5)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.model))
+
+
+@pytest.mark.parametrize(
+    ("policy", "centers"),
+    [
+        (events.easgd(optax.sgd(1.0), elasticity=0.25), [0, 0.25, 0.625, 1.0625]),
+        (events.eamsgd(1.0, 0.0, elasticity=0.25), [0, 0.25, 0.625, 1.0625]),
+    ],
+)
+def test_an_elastic_step_is_at_the_end_of_a_gradient(policy: Any, centers: list[float]) -> None:
+    """Algorithm 1 of the paper begins with it, so that its center has .25 after one gradient."""
+    loop = events.event_loop(
+        policy, lambda x, event: (x, jnp.full((), -1.0)), deterministic([1.0]), workers=1
+    )
+    progress, found = loop.start(jnp.float32(0)), []
+    for _ in centers:
+        progress, _ = loop.run(progress, 1)
+        found.append(float(loop.model(progress)))
+    assert found == centers
+
+
+def test_updates_of_workers_are_divided_by_their_number() -> None:
+    """Ho et al. add them undivided."""
+    loop = events.event_loop(
+        events.stale_synchronous(optax.sgd(1.0), staleness=0),
+        lambda x, event: (x, jnp.full((), -1.0)),
+        deterministic([1.0, 1.0]),
+        workers=2,
+    )
+    assert loop.model(loop.run(loop.start(jnp.float32(0)), 2)[0]) == 1
 
 
 @pytest.mark.parametrize(("name", "staleness"), [("stale_synchronous_2", 2)])
