@@ -22,6 +22,9 @@ from jaxcomm.wire._walk import collectives_of
 class Account:
     """The collectives of a program and their cost.
 
+    One branch of a conditional runs. Totals count the one with the largest cost, so they are the
+    most that a run sends; `bytes_of_branches` counts all of them.
+
     Attributes:
       collectives: Every collective, including those of all branches of a conditional.
     """
@@ -47,6 +50,11 @@ class Account:
     def bytes_per_worker(self) -> float:
         """Bytes that one device sends; a conditional counts as its heaviest branch."""
         return sum(self.bytes_by_axis.values())
+
+    @property
+    def bytes_of_branches(self) -> float:
+        """Bytes of all collectives, as if every branch of every conditional ran."""
+        return bytes_of([*self.collectives])
 
     def bytes_sent(self, worker: int) -> float:
         """Bytes that one worker sends, which differ by worker if only some take part in messages.
@@ -82,8 +90,10 @@ class Account:
 
         .. math:: b_\text{lightest} + s\, (b_\text{heaviest} - b_\text{lightest})
 
-        over the branches of every conditional. For workers that synchronize in every H-th step,
-        :math:`s = 1/H`.
+        over the branches of every conditional: exact for two branches, and for branches that send
+        equally much, such as those of random pairs; otherwise an upper bound. For workers that
+        synchronize in every H-th step, :math:`s = 1/H`. For MATCHA, :math:`s` is the mean of the
+        matchings' probabilities.
 
         Args:
           share: :math:`s`, the fraction of runs in which a conditional takes its heaviest branch, 0

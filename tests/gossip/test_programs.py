@@ -29,10 +29,12 @@ def compiled(tx: Any) -> str:
 @pytest.mark.parametrize("case", gossip_rows(8, {case.name for case in GOSSIP}), ids=repr)
 def test_bytes(case: GossipCase) -> None:
     run, args = program(case.make(8))
-    sent = [c for c in jaxcomm.wire.account(run, *args).collectives if c.primitive == "ppermute"]
+    account = jaxcomm.wire.account(run, *args)
+    sent = [c for c in account.collectives if c.primitive == "ppermute"]
     together = case.mixing(8)
-    messages = sum(c.bytes_per_worker for c in sent) / case.message
-    assert messages == case.sends
+    exact = sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_reduce")
+    assert account.bytes_per_worker - exact == case.sends * case.message
+    assert account.bytes_of_branches - exact == sum(c.bytes_per_worker for c in sent)
     # What is not always sent stands in a conditional.
     always = all(p == 1 for p in together.probabilities)
     assert all(any("cond" in part for part in c.path) != always for c in sent)
