@@ -55,6 +55,26 @@ def test_bytes_per_step_are_what_is_sent() -> None:
     assert jaxcomm.wire.account(run, *args).bytes_per_worker == mixing.bytes_per_step(params) == 96
 
 
+@pytest.mark.parametrize("workers", [2, 4, 5, 8])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_random_pairs_one_round_is_counted(workers: int, weighted: bool) -> None:
+    def gradients(loss_fn: Any, x: Any, batch: Any) -> Any:
+        found = jaxcomm.local_value_and_grad(loss_fn)(x, batch)
+        return (*found, batch[0]) if weighted else found
+
+    tx = gossip.noloco(gossip.random_pairs(workers), period=4)
+    x: Any = jaxcomm.replicate(jnp.zeros(1000), workers)
+    step = jaxcomm.simulate(
+        lambda x, batch: jnp.sum(x * batch), tx, workers, gradients=gradients, metrics="own"
+    )
+    account = jaxcomm.wire.account(step, x, jaxcomm.init(tx, x, workers), jnp.ones(workers))
+    message = 4000 + 4 * weighted
+    assert account.bytes_per_worker == message
+    assert account.amortized_bytes_per_worker(1 / 4) == message / 4
+    assert account.amortized_bytes_per_worker(0) == 0
+    assert account.bytes_of_branches == len(gossip.random_pairs(workers).matrices) * message
+
+
 def test_permutations_of_matcha_are_inside_conditionals() -> None:
     text = compiled(gossip.matcha(gossip.matcha_plan(gossip.ring(8), budget=0.5)))
     name = None
