@@ -16,6 +16,7 @@ from jaxcomm.wire._collective import (
     heaviest,
     messages_of,
 )
+from jaxcomm.wire._partitioned import inserted, is_partitioned
 from jaxcomm.wire._walk import collectives_of
 
 
@@ -217,14 +218,17 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
 
     Raises:
       ValueError: If `fn` is no function, or contains a step of `jaxcomm.simulate`, which sends
-        nothing.
+        nothing; or if XLA inserts collectives, because `fn` computes with sharded arrays outside
+        of `jax.shard_map`. Only a program that does so is compiled, to find out.
 
     Warns:
       UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
 
-    The account does not include what the partitioner adds over automatic mesh axes, nor wider
-    dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU and int16 as int32
-    on GPU; no codec of this library uses them there.
+    The account has the collectives that the program asks for. It does not include those that XLA
+    inserts within a `jax.shard_map`, over the axes that it leaves to XLA, such as the `shard_axes`
+    of a step; a scalar that XLA sends beside counted collectives, such as a global norm of sharded
+    gradients; and wider dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU
+    and int16 as int32 on GPU; no codec of this library uses them there.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -248,8 +252,10 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
             "`fn` must be a function, such as the step of `jaxcomm.make_step`, got "
             f"a `{type(fn).__name__}`. For a transformation alone: `jaxcomm.perf.predict(tx, ...)`."
         )
-    jaxpr = jax.make_jaxpr(getattr(fn, "on_mesh", fn))(*args, **kwargs)
+    run = getattr(fn, "on_mesh", fn)
+    jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
+    _require_counted(run, jaxpr, found, args, kwargs)
     automatic = {name for collective in found.collectives for name in collective.automatic}
     sharded = []
     for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
@@ -268,3 +274,22 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
             stacklevel=2,
         )
     return found
+
+
+def _require_counted(run: Any, jaxpr: Any, found: Account, *given: Any) -> None:
+    """Raises if XLA inserts collectives outside of `shard_map`; compiles only if it may."""
+    if not is_partitioned(jaxpr, jax.tree.leaves(given)):
+        return
+    args, kwargs = given
+    lower = getattr(run, "lower", None) or jax.jit(run).lower
+    others = inserted(lower(*args, **kwargs).compile().as_text() or "")
+    if found.collectives:  # Beside them, a scalar such as a global norm is nothing.
+        others = [each for each in others if not each.endswith("[]")]
+    if others:
+        raise ValueError(
+            "XLA partitions this program and inserts collectives that its trace does not have, so "
+            f"their bytes are not counted: {', '.join(others[:3])}"
+            f"{' and others' * (len(others) > 3)}. Account for a program that sends in "
+            "`jax.shard_map` only, such as the step of `jaxcomm.make_step`; or read "
+            "`jax.jit(fn).lower(...).compile().as_text()`."
+        )
