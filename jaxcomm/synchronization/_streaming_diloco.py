@@ -75,7 +75,8 @@ def streaming_diloco(
               t \equiv o_p + \tau \;(\mathrm{mod}\; H): \quad &
                   x_i \gets \alpha x_i + (1 - \alpha)\, a
 
-    Both lines hold from the H-th step on. A step sends at most one fragment. The peak load of a
+    Both lines hold from the H-th step on. A step sends at most one fragment: a share P / H of the
+    steps sends, as :func:`jaxcomm.wire.account` counts. The peak load of a
     link therefore falls by the factor P, and the average load equals that of :func:`diloco`.
     Results may be applied :math:`\tau` steps late. A step of :func:`jaxcomm.make_step` waits for
     the result of the fragment that it sends. One of
