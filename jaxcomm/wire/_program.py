@@ -19,6 +19,9 @@ _CALLS = (
 )
 
 
+_PLAIN = frozenset((int, str, bool, float, type(None)))  # Most parameters; no time for them.
+
+
 def jaxprs(value: Any) -> Iterator[Any]:
     """Yields the jaxprs in a parameter of an equation."""
     if hasattr(value, "eqns"):
@@ -27,7 +30,8 @@ def jaxprs(value: Any) -> Iterator[Any]:
         yield value.jaxpr
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from jaxprs(item)
+            if type(item) not in _PLAIN:
+                yield from jaxprs(item)
 
 
 def inlined(eqn: Any) -> Any:
@@ -52,7 +56,7 @@ def bodies(eqn: Any, outs: list[bool], known: dict[Any, Any]) -> list[tuple[Any,
     if eqn.primitive.name == "custom_linear_solve":  # The other jaxprs are for its derivatives.
         inside = [*jaxprs(eqn.params["jaxprs"].solve)]
     else:
-        inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
+        inside = [*jaxprs(tuple(eqn.params.values()))]
     return [(inner, [True] * len(inner.outvars)) for inner in inside]
 
 

@@ -176,7 +176,8 @@ def _walk(
                 "The program contains a step of `jaxcomm.simulate`, which sends nothing. Account "
                 "for the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
-        kind, axes = _COLLECTIVES.get(name), _axes_of(params)
+        kind = _COLLECTIVES.get(name)
+        axes = _axes_of(params) if kind else ()
         inner = inlined(eqn)
         if kind and axes:
             is_duplicate = (signature, 0) in computation.numbers
