@@ -392,6 +392,18 @@ def test_what_xla_inserts_over_explicit_axes_or_for_shapes_is_not_nothing_either
         wire.account(moved, *arrays)
 
 
+def test_a_step_that_places_its_arguments_is_counted_whatever_their_sharding() -> None:
+    w, x = _sharded()
+    tx = jaxcomm.mean()
+    step = jaxcomm.make_step(lambda w, x: jnp.mean((x @ w) ** 2), tx, _mesh())
+    state = jaxcomm.init(tx, w, _mesh())
+    columns = jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(None, "data")))
+    found = [wire.account(step, w, state, rows).bytes_per_worker for rows in (x, columns)]
+    assert found == [14 / 8 * (256 + 4)] * 2
+    with pytest.raises(ValueError, match="all-to-all"):
+        wire.account(jax.jit(lambda *given: step(*given)), w, state, columns)
+
+
 def test_sharded_arrays_of_which_nothing_is_sent_are_nothing() -> None:
     w, x = _sharded()
     assert wire.account(lambda w, x: jnp.sin(x @ w), w, x).bytes_per_worker == 0
