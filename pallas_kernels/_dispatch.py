@@ -65,6 +65,12 @@ def _config(choice: Choice, folder: str, function: str, dtype: Any) -> dict[str,
         ) from None
 
 
+@functools.cache
+def _reference(folder: str, function: str, static: tuple[str, ...]) -> Callable[..., Any]:
+    """The reference, traced once for arrays of the same shapes; `inline` keeps the program."""
+    return jax.jit(load(folder, "reference", function), static_argnames=static, inline=True)
+
+
 def run(
     folder: str,
     function: str,
@@ -109,6 +115,8 @@ def run(
         return options | _config(choice, folder, function, arrays[0].dtype)
 
     def bound(name: str) -> Callable[..., Any]:
+        if name == "reference":
+            return functools.partial(_reference(folder, function, tuple(options)), **options)
         return functools.partial(load(folder, name, function), **options_of(name))
 
     def with_reference(name: str) -> Any:

@@ -60,7 +60,8 @@ def numbers() -> dict[str, Any]:
     methods = []
     for method in RECOMMENDED:
         exchange, parameters = exchange_of(method.line)
-        each = {"line": method.line, "exchange": exchange, "parameters": parameters}
+        each = {"line": method.line, "started": method.started}
+        each |= {"exchange": exchange, "parameters": parameters}
         methods.append(
             {**each, "steps": method.steps, "risk": method.risk, "overlaps": method.overlaps}
         )

@@ -68,8 +68,10 @@ function costModel(numbers) {
   }
 
   // The bits of an integer field in which a sum of all workers' levels fits, and how many fit in a word.
+  const mostLevels = (width, workers) => Math.floor((2 ** width - 1) / (2 * workers));
+
   function chooseField(levels, workers) {
-    const most = (width) => Math.floor((2 ** width - 1) / (2 * workers));
+    const most = (width) => mostLevels(width, workers);
     const lanes = (width) => Math.floor(32 / width);
     const fitting = numbers.widths.filter((width) => most(width) >= levels);
     const width = fitting.reduce((best, each) => (lanes(each) >= lanes(best) ? each : best));
@@ -199,7 +201,9 @@ function costModel(numbers) {
     const near = rows.filter((row) => row.cost <= numbers.near * rows[0].cost);
     near.sort((a, b) => a.steps - b.steps || a.cost - b.cost);
     const exact = rows.find((row) => row.steps === 1);
-    return { rows, omitted, recommended: near[0], exact, compress: !near[0].overlaps };
+    const field = { levels: numbers.levels, width: chooseField(numbers.levels, workers).width };
+    const levels = { ...field, workers, ofEight: mostLevels(8, workers) };
+    return { rows, omitted, levels, recommended: near[0], exact, compress: !near[0].overlaps };
   }
 
   return { advise };

@@ -48,7 +48,7 @@
   // The line to paste: in `shard_local` if another axis shards the parameters.
   function lineOf(row, sharded) {
     const plain = row.exchange === "exact"; // Its all-reduce of a leaf leaves shards in place.
-    const tx = sharded && !plain ? `jaxcomm.shard_local(${code(row.line)}, param_specs)` : code(row.line);
+    const tx = sharded && !plain ? `jaxcomm.shard_local(${code(row.started)}, param_specs)` : code(row.started);
     return `tx = optax.chain(${tx}, optimizer)`;
   }
 
@@ -58,6 +58,12 @@
       return `Compress: ${gain} x as fast as the exact mean, with overlap and assumed steps.`;
     }
     return `Do not compress${recommended === exact ? "." : " further than to 16 bits."}`;
+  }
+
+  // What the fields of summed integers hold.
+  function levelsOf({ levels, width, workers, ofEight }) {
+    const own = `Levels: global_qsgd has ${levels} in ${width} bits for each of ${workers} workers`;
+    return `${own}; bits=8 has room for ${ofEight || "none"}.`;
   }
 
   function rowOf(row, best) {
@@ -89,11 +95,12 @@
   }
 
   function show(found, sharded) {
-    const { rows, omitted, recommended } = found;
+    const { rows, omitted, levels, recommended } = found;
     const longest = Math.max(...rows.map((row) => row.own));
     byId("verdict").textContent = verdictOf(found);
     byId("line").textContent = lineOf(recommended, sharded);
     byId("risk").textContent = `Risk: ${recommended.risk}.`;
+    byId("levels").textContent = levelsOf(levels);
     filled(byId("rows"), ...rows.map((row) => rowOf(row, recommended)));
     filled(byId("timelines"), ...rows.map((row) => timelineOf(row, longest)));
     filled(byId("omitted"), ...omitted.map(({ line, reason }) => made("li", `Omitted: ${code(line)}: ${reason}.`)));

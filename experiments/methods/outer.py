@@ -30,7 +30,7 @@ class OuterMethod(NamedTuple):
       inners: The inner optimizers with which it is compared.
       is_local: Whether workers take local steps; otherwise they average every gradient.
       is_static: Whether the program depends on the period.
-      share: `(period, workers) -> share` of the steps in which a conditional sends.
+      mean_bytes: `(account, period) -> bytes` that a worker sends in a step, on average.
     """
 
     build: Callable[[Any, Any, int, Any], optax.GradientTransformation]
@@ -38,7 +38,9 @@ class OuterMethod(NamedTuple):
     inners: tuple[str, ...] = (ADAM,)
     is_local: bool = True
     is_static: bool = False
-    share: Callable[[int, int], float] = lambda period, workers: 1 / period
+    mean_bytes: Callable[[jaxcomm.wire.Account, int], float] = lambda account, period: (
+        account.amortized_bytes_per_worker(1 / period)
+    )
 
 
 def _outer(rate: Any) -> optax.GradientTransformation:
@@ -95,6 +97,8 @@ METHODS: dict[str, OuterMethod] = {
         ),
         "displacements of half of the leaves in E3M0, in blocks of 256, merged 5 steps later",
         is_static=True,
+        # A branch per fragment; each runs once in a period.
+        mean_bytes=lambda account, period: account.bytes_of_branches / period,
     ),
     "eager": OuterMethod(
         lambda inner, period, workers, scale: eager_diloco(inner, _outer(0.7 * scale), period),
@@ -115,7 +119,5 @@ METHODS: dict[str, OuterMethod] = {
         ),
         "parameters and displacement to one other worker, as one float32 array",
         is_static=True,
-        # A conditional per pairing, of which one sends.
-        share=lambda period, workers: 1 / (period * len(gossip.random_pairs(workers).matrices)),
     ),
 }

@@ -99,7 +99,7 @@ class Program:
         account = jaxcomm.wire.account(
             self._step(0.1, period, 1.0), *self.start(text().first_weights(0)), example
         )
-        return account.amortized_bytes_per_worker(self._method.share(period, self._workers))
+        return self._method.mean_bytes(account, period)
 
     def _chunk(
         self, rate: jax.Array, period: jax.Array, scale: jax.Array, carried: Any, batches: Any

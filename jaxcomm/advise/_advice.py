@@ -14,7 +14,9 @@ class Row:
     """A method of the table.
 
     Attributes:
-      code: The transformation, to paste before the optimizer in `optax.chain`.
+      code: The transformation that is predicted.
+      paste: The same after the exact steps with which the records began, if they did: what to put
+        before the optimizer in `optax.chain`.
       prediction: The predicted step.
       state_bytes: The memory of the method's state on one worker.
       steps: The factor on the number of steps that the ranking assumes; None if the method is
@@ -24,6 +26,7 @@ class Row:
     """
 
     code: str
+    paste: str
     prediction: Prediction
     state_bytes: float
     steps: float | None
@@ -63,7 +66,7 @@ class Advice:
     @property
     def line(self) -> str:
         """The line of code to paste."""
-        return f"tx = optax.chain({self.recommended.code}, optimizer)"
+        return f"tx = optax.chain({self.recommended.paste}, optimizer)"
 
     def _verdict(self) -> str:
         best = self.recommended

@@ -11,24 +11,27 @@ from jax.sharding import Mesh
 
 from jaxcomm._base import LossFn, PyTree
 from jaxcomm.advise._advice import Advice, Row
+from jaxcomm.advise._sizes import parse_count, shapes_of_count
+from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS
+from jaxcomm.compression.quantizers._fields import choose_field, most_levels
 from jaxcomm.perf import Calibration, Device, predict
-from jaxcomm.perf._link import to_link
+from jaxcomm.perf._link import to_link, to_seconds
 from jaxcomm.perf._network import LinkLike, links_of
 from jaxcomm.perf._predict import BACKWARD
 from jaxcomm.perf._presets import LINKS, to_device
 from jaxcomm.perf._recommended import RECOMMENDED, Method
-from jaxcomm.perf._require import require_positive, require_workers
+from jaxcomm.perf._require import require_workers
 from jaxcomm.perf._traced import Traced, count_of_tree, shapes_of, traced
 
 TIMED = 5
 
 
 def advise(
-    model: LossFn | PyTree,
+    model: LossFn | PyTree | int | str,
     workers: int | Mesh,
     *,
     link: LinkLike,
-    step_seconds: float | None = None,
+    step_seconds: float | str | None = None,
     params: PyTree = None,
     batch: PyTree = None,
     axis_name: str = "data",
@@ -42,14 +45,15 @@ def advise(
     by their time with overlap, all others by the sum of their parts. This favors not to compress.
 
     Args:
-      model: The parameters, arrays or `jax.ShapeDtypeStruct`; or `loss_fn`, with `params=` and
+      model: The parameters, arrays or `jax.ShapeDtypeStruct`; or their number, such as 125_000_000
+        or "125M", which is taken as 12 or more square matrices; or `loss_fn`, with `params=` and
         `batch=`.
       workers: The number of workers, or the mesh that trains.
       link: A :class:`jaxcomm.perf.Link`, a bandwidth such as "10Gbit", a preset's name, or a
         :class:`jaxcomm.perf.Calibration`. If it has timed codecs, only these methods and the exact
         mean are compared.
-      step_seconds: The seconds of a step that does not communicate. If it is not given, `loss_fn`
-        and its gradient are timed on one device.
+      step_seconds: The seconds of a step that does not communicate, such as 0.3 or "300ms". If it
+        is not given, `loss_fn` and its gradient are timed on one device.
       params: The parameters, if `model` is a loss.
       batch: One worker's batch, if `step_seconds` is to be measured.
       axis_name: The axis of the workers.
@@ -61,14 +65,15 @@ def advise(
 
     Raises:
       ValueError: If `step_seconds` is not positive, or is missing and cannot be measured; if there
-        is no worker, or the mesh lacks the axis; if the link has no bandwidth.
+        is no worker, or the mesh lacks the axis; if the link has no bandwidth; if a number of
+        parameters cannot be read.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> params = {"w": jax.ShapeDtypeStruct((10_000, 10_000), jnp.float32)}
-      >>> jaxcomm.advise(params, 64, link="1Gbit", step_seconds=0.3).line
-      'tx = optax.chain(jaxcomm.power_sgd("data", rank=4), optimizer)'
-      >>> jaxcomm.advise(params, 64, link="100Gbit", step_seconds=0.3).compress
+      >>> jaxcomm.advise(params, 64, link="1Gbit", step_seconds=0.3).recommended.code
+      'jaxcomm.power_sgd("data", rank=4)'
+      >>> jaxcomm.advise("100M", 64, link="100Gbit", step_seconds="300ms").compress
       False
     """
     tree = _parameters(model, params)
@@ -77,7 +82,7 @@ def advise(
     measured = step_seconds is None
     if step_seconds is None:
         step_seconds = _measured(model, tree, batch)
-    require_positive(step_seconds, "step_seconds")
+    step_seconds = to_seconds(step_seconds, "step_seconds")
     links_of(link)  # Raises for what is no link.
     used = to_device(device)
     timed = _timed(link, axis_name)
@@ -89,12 +94,15 @@ def advise(
             if method.steps == 1:  # The exact mean has no limits of its own.
                 raise
             omitted.append(f"Omitted: {method.code(axis_name)}: {error}")
+    field = choose_field(DEFAULT_LEVELS, None, count)
     ranked = sorted(rows, key=lambda row: (row.cost, row.prediction.seconds))
     assumptions = (
         f"{count_of_tree(shapes):,} parameters, {count} workers, "
         f"{1e3 * step_seconds:.4g} ms of computation ({'measured' if measured else 'given'}); "
         f"overlap: at most {BACKWARD:.0%} of it hide messages.",
         f"Link: {_described(link)}.",
+        f"Levels: global_qsgd has {field.levels} in {field.width} bits for each of {count} "
+        f"workers; bits=8 has room for {most_levels(8, count) or 'none'}.",
         f"Codecs: {_codecs(used, link, [method.code(axis_name) for method in timed])}.",
         *omitted,
     )
@@ -102,6 +110,8 @@ def advise(
 
 
 def _parameters(model: Any, params: PyTree) -> PyTree:
+    if isinstance(model, int | float | str) and not isinstance(model, bool):
+        return shapes_of_count(parse_count(str(model)))
     if not callable(model):
         return model
     if params is None:
@@ -175,7 +185,15 @@ def _row(
         state_bytes=found.state_bytes,
         error=method.error(count_of_tree(shapes), workers),
     )
-    return Row(code, prediction, found.state_bytes, method.steps, method.risk, method.overlaps)
+    return Row(
+        code,
+        method.paste(axis_name),
+        prediction,
+        found.state_bytes,
+        method.steps,
+        method.risk,
+        method.overlaps,
+    )
 
 
 def _described(link: LinkLike) -> str:

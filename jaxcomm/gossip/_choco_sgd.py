@@ -1,6 +1,5 @@
 """CHOCO-SGD: gossip of compressed differences to copies that neighbors store."""
 
-import functools
 from typing import Any
 
 import jax
@@ -176,17 +175,21 @@ def choco_sgd(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
         y = [a + b for a, b in zip(x, steps, strict=True)]
-        total, disagreement = [*map(jnp.zeros_like, y)], mixing_step.zero
-        after, before = [], iter(memory)
-        for matrix, links in enumerate(mixing_step.links):
-            for link in links:
-                copies = next(before)
-                inactive = copies, [*map(jnp.zeros_like, y)], mixing_step.zero
-                update = functools.partial(update_link, mixing_step, link, copies, y)
-                copies, weighted, squares = mixing_step.if_active(matrix, update, inactive)
-                after.append(copies)
+
+        def add(matrix: int, copies: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+            after, (total, disagreement) = [], sums
+            for link, pair in zip(mixing_step.links[matrix], copies, strict=True):
+                pair, weighted, squares = update_link(mixing_step, link, pair, y)
+                after.append(pair)
                 total = [a + b for a, b in zip(total, weighted, strict=True)]
                 disagreement = disagreement + squares
+            return after, (total, disagreement)
+
+        before = iter(memory)
+        copies = [[next(before) for _ in links] for links in mixing_step.links]
+        zeros = [*map(jnp.zeros_like, y)], mixing_step.zero
+        found, (total, disagreement) = mixing_step.over_matrices(add, copies, zeros)
+        after = [pair for each in found for pair in each]
         changes = [a + step_size * b for a, b in zip(steps, total, strict=True)]
         return Mixed(changes, after, disagreement)
 

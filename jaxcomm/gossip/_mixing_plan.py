@@ -28,8 +28,8 @@ class Mixing(NamedTuple):
       probabilities: The probability that each matrix is active in a step.
       active: A function `(key[], step uint32[]) -> bool[matrices]` that returns which matrices are
         active, equal on all workers; `None` if all are always active.
-      exclusive: Whether exactly one matrix is active per step; otherwise, each is active
-        independently of the others.
+      exclusive: Whether at most one matrix is active per step: exactly one if the probabilities
+        add to 1. Otherwise, each is active independently of the others.
     """
 
     matrices: tuple[np.ndarray, ...]
@@ -57,6 +57,11 @@ class Mixing(NamedTuple):
     def constant(self) -> bool:
         """Whether all steps use the same mixing matrix."""
         return self.active is None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether no matrix is active in some steps, if at most one is."""
+        return sum(self.probabilities) < 1 - 1e-6
 
     @property
     def messages(self) -> np.ndarray:

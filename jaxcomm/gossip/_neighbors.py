@@ -1,7 +1,7 @@
 """The messages between a worker and its neighbors in one step."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Coins, PyTree
-from jaxcomm._switch import collective_cond
+from jaxcomm._switch import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing
@@ -67,11 +67,33 @@ class MixingStep(NamedTuple):
     coins: list[Coins]  # one per unit
     weight: jax.Array | None  # float32[], of this worker's step; `None` if steps have none
 
-    def if_active(self, matrix: int, do: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
-        """Returns `do()` if the matrix is active; otherwise sends nothing, returns `otherwise`."""
-        if self.flags is None:
-            return do()
-        return collective_cond(self.flags[matrix], do, lambda _: otherwise)
+    def over_matrices(
+        self, add: Callable[[int, Any, Any], tuple[Any, Any]], memory: Sequence[Any], total: Any
+    ) -> tuple[list[Any], Any]:
+        """Applies `memory[k], total = add(k, memory[k], total)` for each active matrix k.
+
+        The others send nothing. If one matrix at a time is active, they are the branches of one
+        conditional, so that compilers and accounts know that only one of them sends.
+        """
+
+        def after(matrix: int) -> tuple[list[Any], Any]:
+            own, added = add(matrix, memory[matrix], total)
+            return [*memory[:matrix], own, *memory[matrix + 1 :]], added
+
+        if self.flags is not None and self.mixing.exclusive:
+            each = [functools.partial(after, matrix) for matrix in range(len(memory))]
+            none = [lambda: ([*memory], total)] if self.mixing.pauses else []
+            return collective_switch(jnp.argmax(jnp.append(self.flags, True)), [*each, *none])
+        kept = [*memory]
+        for matrix, own in enumerate(memory):
+            before = own, total
+            do = functools.partial(add, matrix, *before)
+            if self.flags is None:
+                kept[matrix], total = do()
+            else:
+                unchanged = lambda _, before=before: before  # noqa: E731
+                kept[matrix], total = collective_cond(self.flags[matrix], do, unchanged)
+        return kept, total
 
     def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
         """The message of this round's neighbor, and the weight of the message."""
@@ -91,9 +113,8 @@ class MixingStep(NamedTuple):
     ) -> PyTree:
         """The sum of `contribution(message, weight)` over active neighbors; `zeros` is its zero."""
 
-        def sum_over(links: list[Link]) -> PyTree:
-            total = zeros
-            for link in links:
+        def add(matrix: int, memory: Any, total: PyTree) -> tuple[Any, PyTree]:
+            for link in self.links[matrix]:
                 received, weight = self.receive(link, message)
                 # A product with weight 0 would be NaN for an infinite message.
                 masked = jax.tree.map(
@@ -101,13 +122,9 @@ class MixingStep(NamedTuple):
                     contribution(received, weight),
                 )
                 total = jax.tree.map(jnp.add, total, masked)
-            return total
+            return memory, total
 
-        total = zeros
-        for matrix, links in enumerate(self.links):
-            part = self.if_active(matrix, functools.partial(sum_over, links), zeros)
-            total = jax.tree.map(jnp.add, total, part)
-        return total
+        return self.over_matrices(add, [()] * len(self.links), zeros)[1]
 
     def relative(self, weight: jax.Array) -> jax.Array:
         r"""This worker's weight over the mean of its own and those that it receives in this step.

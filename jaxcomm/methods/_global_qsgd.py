@@ -57,7 +57,9 @@ def global_qsgd(
       levels: :math:`s`, a Python int. Default: 15, or the largest number for which `bits` holds
         the sum.
       bits: The width of a field in bits, 2 to 16 or 32. Default: the cheapest width that holds the
-        sum. Widths 7, 9 and 11 to 15 cost as much as 8, 10 and 16.
+        sum. Widths 7, 9 and 11 to 15 cost as much as 8, 10 and 16. Without `levels`, 8 bits are 15
+        levels for 8 workers, 1 for 64 to 127, and an error for more. From 11 workers on,
+        :func:`jaxcomm.two_stage_mean` or 16 bits are better: "What bits mean" in docs/methods.md.
       norm: `"max"`, the largest magnitude on any worker, or `"l2"`, the norm of all workers'
         vectors together. The l2 norm must itself be below the largest float32.
       dithering: `"uniform"` or `"exponential"` levels. Exponential levels have 8 bits and the max

@@ -22,16 +22,28 @@ class ErrorModel(NamedTuple):
     steps: tuple[float, float] | None
     source: str
 
+    def _size(self) -> str:
+        """The error of a step in words."""
+        if self.kind == "unbiased":
+            return f", with a variance of at most {self.value:.3g} squared norms of the gradients"
+        if self.kind == "biased":
+            assert self.value is not None
+            sent = f"{self.value:.2g}" if self.value >= _LITTLE else "next to nothing"
+            return (
+                f": in the worst case, a step sends {sent} of the squared norm of a gradient, and "
+                "feedback keeps the rest for later steps"
+            )
+        return ""
+
     def __str__(self) -> str:
-        number = "" if self.value is None else f" {self.value:.3g}"
         steps = "steps: unknown"
         if self.steps is not None:
             low, high = self.steps
             steps = f"steps: x {low:g}" + ("" if low == high else f" to {high:.3g}")
-        return f"{self.kind}{number}; {steps} ({self.source})"
+        return f"{self.kind}{self._size()}; {steps} ({self.source})"
 
 
-_LONG = 1e6  # Steps; a guarantee for later ones is no guarantee.
+_LITTLE = 1e-3  # Of a contraction: a guarantee after more than 10^6 steps is no guarantee.
 
 EXACT = ErrorModel("exact", 0.0, (1.0, 1.0), "the mean is exact up to rounding")
 UNKNOWN = ErrorModel("unknown", None, None, "no claim is given: train with both and compare")
@@ -67,6 +79,6 @@ def error_of(claims: Claims | None, size: int, workers: int) -> ErrorModel:
     if claims is not None and claims.contraction is not None:
         delta = float(claims.contraction(size, workers))
         after = f"as SGD after of the order of {delta**-2:.1e} steps, unknown before"
-        source = after if delta**-2 < _LONG else "the bound holds for the worst case, which is void"
+        source = after if delta > _LITTLE else "no useful bound"
         return ErrorModel("biased", delta, None, source)
     return UNKNOWN

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from jaxcomm.perf._require import is_number
+from jaxcomm.perf._require import is_number, require_positive
 
 LATENCY = 50e-6
 """Seconds per message of a link that is given by its bandwidth alone: Ethernet with TCP."""
@@ -92,6 +92,26 @@ def parse_link(text: str) -> Link:
     except ValueError as error:
         raise ValueError(f"`link` has a number that cannot be read, got {text!r}.") from error
     return Link(bits / 8, latency, bandwidth, "given as text")
+
+
+def to_seconds(value: object, option: str) -> float:
+    """A duration: seconds, as a number or text, or text with a unit, such as "300ms".
+
+    Raises:
+      ValueError: If it is no duration, or not above 0.
+    """
+    seconds = value
+    if isinstance(value, str):
+        text = value.strip()
+        found = _LATENCY.fullmatch(text)
+        try:
+            seconds = float(found[1]) * _SECONDS[found[2]] if found else float(text)
+        except ValueError:
+            raise ValueError(
+                f'`{option}` must be a duration, such as 0.3 or "300ms", got {value!r}.'
+            ) from None
+    require_positive(seconds, option)
+    return float(seconds)  # type: ignore[arg-type]
 
 
 def to_link(value: Link | str, presets: Mapping[str, Link]) -> Link:

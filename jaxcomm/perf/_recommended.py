@@ -33,6 +33,7 @@ class Method(NamedTuple):
         then has the time with overlap, in favor of not compressing.
       timed: `(axis_name, workers) -> tx` for the time of one worker among several, if the method
         chooses its fields by the number of workers.
+      exact_steps: After how many exact steps it begins, in the trainings that `steps` is from.
     """
 
     line: str
@@ -42,10 +43,26 @@ class Method(NamedTuple):
     risk: str
     overlaps: bool = False
     timed: Callable[[str, int], optax.GradientTransformationExtraArgs] | None = None
+    exact_steps: int = 0
 
     def code(self, axis_name: str) -> str:
-        """The line for an axis."""
-        return self.line.replace("{axis}", json.dumps(axis_name, ensure_ascii=False))
+        """The line for an axis, without the exact steps: what is predicted."""
+        return _for_axis(self.line, axis_name)
+
+    @property
+    def started(self) -> str:
+        """The line with the exact steps, to train with."""
+        if not self.exact_steps:
+            return self.line
+        return f"jaxcomm.warmup([{RECOMMENDED[0].line}, {self.line}], every={self.exact_steps})"
+
+    def paste(self, axis_name: str) -> str:
+        """The same for an axis."""
+        return _for_axis(self.started, axis_name)
+
+
+def _for_axis(line: str, axis_name: str) -> str:
+    return line.replace("{axis}", json.dumps(axis_name, ensure_ascii=False))
 
 
 def _of(codec: Callable[[], Codec], shared: bool = False) -> Callable[[int, int], ErrorModel]:
@@ -122,6 +139,7 @@ RECOMMENDED: tuple[Method, ...] = (
         1.5,
         f"medium: biased, with feedback: tune the rate; {_RECORDS}: 1.5 x the steps with Adam, "
         "after two exact steps",
+        exact_steps=2,
     ),
     Method(
         "jaxcomm.power_sgd({axis}, rank=1)",
@@ -129,6 +147,7 @@ RECOMMENDED: tuple[Method, ...] = (
         _of(lambda: low_rank.power_iteration(rank=1)),
         None,
         f"large: {_RECORDS}: missed the loss of the exact mean",
+        exact_steps=2,
     ),
 )
 

@@ -1,5 +1,6 @@
 """Streaming DiLoCo: fragments of the parameters are averaged in turn and applied with a delay."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import names_itself, require_axis_name, require_transformation
-from jaxcomm._switch import collective_cond
+from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
 from jaxcomm.synchronization._exchange import period_of, require_aggregator
@@ -75,7 +76,8 @@ def streaming_diloco(
               t \equiv o_p + \tau \;(\mathrm{mod}\; H): \quad &
                   x_i \gets \alpha x_i + (1 - \alpha)\, a
 
-    Both lines hold from the H-th step on. A step sends at most one fragment. The peak load of a
+    Both lines hold from the H-th step on. A step sends at most one fragment: a share P / H of the
+    steps sends, as :func:`jaxcomm.wire.account` counts. The peak load of a
     link therefore falls by the factor P, and the average load equals that of :func:`diloco`.
     Results may be applied :math:`\tau` steps late. A step of :func:`jaxcomm.make_step` waits for
     the result of the fragment that it sends. One of
@@ -215,29 +217,30 @@ def streaming_diloco(
         updates, counted = count(updates, counted, params, weight=weight)
         participates = takes_part(present, axis_name)
 
-        def advance(
-            number: int, before: Rounds, x: Fragment, u: Fragment
-        ) -> tuple[Fragment, Rounds, PerWorker]:
-            done = counted.done[number]
+        parts = [*zip(fragments_of(params, params), fragments_of(updates, params), strict=True)]
+        kept = [*zip(state.fragments, counted.done, strict=True)]
 
-            def averaged() -> tuple[Rounds, PerWorker]:
-                displacements = displacement(before.anchor, x, u)
-                weighted = weight is not None
-                after = exchange(before, displacements, done, participates, weighted, **extra_args)
-                return after, no_steps(axis_name)
+        def exchanged(number: int) -> list[tuple[Rounds, PerWorker]]:
+            before, done = kept[number]
+            displacements = displacement(before.anchor, *parts[number])
+            weighted = weight is not None
+            after = exchange(before, displacements, done, participates, weighted, **extra_args)
+            return [*kept[:number], (after, no_steps(axis_name)), *kept[number + 1 :]]
 
-            begins = schedule.begins(number, counted.step)
-            after, done = collective_cond(begins, averaged, lambda _: (before, done))
-            local_params = jax.tree.map(jnp.add, wide(x), wide(u))
+        # The branches of one conditional: a step begins one exchange at most.
+        branches = [functools.partial(exchanged, number) for number in range(fragments)]
+        begins = [schedule.begins(number, counted.step) for number in range(fragments)]
+        chosen = jnp.argmax(jnp.stack([*begins, jnp.ones((), bool)]))
+        after, done = zip(*collective_switch(chosen, [*branches, lambda: kept]), strict=True)
+
+        def merged(number: int, x: Fragment, u: Fragment) -> Fragment:
             arrives = schedule.arrives(number, counted.step)
-            applies = arrives & participates & after.succeeded
-            merged = updates_to(mixed(local_params, after.anchor), x)
-            changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), merged, u)
-            return changes, after, done
+            applies = arrives & participates & after[number].succeeded
+            local_params = jax.tree.map(jnp.add, wide(x), wide(u))
+            steps = updates_to(mixed(local_params, after[number].anchor), x)
+            return jax.tree.map(lambda a, u: jnp.where(applies, a, u), steps, u)
 
-        parts = fragments_of(params, params), fragments_of(updates, params)
-        each = zip(range(fragments), state.fragments, *parts, strict=True)
-        changes, after, done = zip(*(advance(*one) for one in each), strict=True)
+        changes = [merged(number, *part) for number, part in enumerate(parts)]
         # Every fragment counts each step, so the total is their maximum, not their sum.
         skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
         failed = sum(fragment.counts["skipped_exchanges"] for fragment in after)

@@ -250,4 +250,6 @@ def make_step(
         latest.keep(new, known)
         return new, values
 
-    return public_step(run, has_model_state)
+    step = public_step(run, has_model_state)
+    step.places_arguments = True  # type: ignore[attr-defined]  # Read by `wire.account`.
+    return step

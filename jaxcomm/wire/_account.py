@@ -16,11 +16,15 @@ from jaxcomm.wire._collective import (
     heaviest,
     messages_of,
 )
+from jaxcomm.wire._partitioned import inserted, is_partitioned
 from jaxcomm.wire._walk import collectives_of
 
 
 class Account:
     """The collectives of a program and their cost.
+
+    One branch of a conditional runs. Totals count the one with the largest cost, so they are the
+    most that a run sends; `bytes_of_branches` counts all of them.
 
     Attributes:
       collectives: Every collective, including those of all branches of a conditional.
@@ -47,6 +51,11 @@ class Account:
     def bytes_per_worker(self) -> float:
         """Bytes that one device sends; a conditional counts as its heaviest branch."""
         return sum(self.bytes_by_axis.values())
+
+    @property
+    def bytes_of_branches(self) -> float:
+        """Bytes of all collectives, as if every branch of every conditional ran."""
+        return bytes_of([*self.collectives])
 
     def bytes_sent(self, worker: int) -> float:
         """Bytes that one worker sends, which differ by worker if only some take part in messages.
@@ -82,8 +91,10 @@ class Account:
 
         .. math:: b_\text{lightest} + s\, (b_\text{heaviest} - b_\text{lightest})
 
-        over the branches of every conditional. For workers that synchronize in every H-th step,
-        :math:`s = 1/H`.
+        over the branches of every conditional: exact for two branches, and for branches that send
+        equally much, such as those of random pairs; otherwise an upper bound. For workers that
+        synchronize in every H-th step, :math:`s = 1/H`. For MATCHA, :math:`s` is the mean of the
+        matchings' probabilities.
 
         Args:
           share: :math:`s`, the fraction of runs in which a conditional takes its heaviest branch, 0
@@ -207,14 +218,17 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
 
     Raises:
       ValueError: If `fn` is no function, or contains a step of `jaxcomm.simulate`, which sends
-        nothing.
+        nothing; or if XLA inserts collectives, because `fn` computes with sharded arrays outside
+        of `jax.shard_map`. Only a program that does so is compiled, to find out.
 
     Warns:
       UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
 
-    The account does not include what the partitioner adds over automatic mesh axes, nor wider
-    dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU and int16 as int32
-    on GPU; no codec of this library uses them there.
+    The account has the collectives that the program asks for. It does not include those that XLA
+    inserts within a `jax.shard_map`, over the axes that it leaves to XLA, such as the `shard_axes`
+    of a step; a scalar that XLA sends beside counted collectives, such as a global norm of sharded
+    gradients; and wider dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU
+    and int16 as int32 on GPU; no codec of this library uses them there.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -238,8 +252,10 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
             "`fn` must be a function, such as the step of `jaxcomm.make_step`, got "
             f"a `{type(fn).__name__}`. For a transformation alone: `jaxcomm.perf.predict(tx, ...)`."
         )
-    jaxpr = jax.make_jaxpr(getattr(fn, "on_mesh", fn))(*args, **kwargs)
+    run = getattr(fn, "on_mesh", fn)
+    jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
+    _require_counted(run, jaxpr, found, args, kwargs)
     automatic = {name for collective in found.collectives for name in collective.automatic}
     sharded = []
     for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
@@ -258,3 +274,25 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
             stacklevel=2,
         )
     return found
+
+
+def _require_counted(run: Any, jaxpr: Any, found: Account, *given: Any) -> None:
+    """Raises if XLA inserts collectives outside of `shard_map`; compiles only if it may."""
+    leaves = jax.tree.leaves(given)
+    # A step that places its arguments before it starts moves them once, not in its program.
+    inputs = [None] * len(leaves) if getattr(run, "places_arguments", False) else leaves
+    if not is_partitioned(jaxpr, inputs):
+        return
+    args, kwargs = given
+    lower = getattr(run, "lower", None) or jax.jit(run).lower
+    others = inserted(lower(*args, **kwargs).compile().as_text() or "")
+    if found.collectives:  # Beside them, a scalar such as a global norm is nothing.
+        others = [each for each in others if not each.endswith("[]")]
+    if others:
+        raise ValueError(
+            "XLA partitions this program and inserts collectives that its trace does not have, so "
+            f"their bytes are not counted: {', '.join(others[:3])}"
+            f"{' and others' * (len(others) > 3)}. Account for a program that sends in "
+            "`jax.shard_map` only, such as the step of `jaxcomm.make_step`; or read "
+            "`jax.jit(fn).lower(...).compile().as_text()`."
+        )

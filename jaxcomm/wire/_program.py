@@ -19,6 +19,9 @@ _CALLS = (
 )
 
 
+_PLAIN = frozenset((int, str, bool, float, type(None)))  # Most parameters; no time for them.
+
+
 def jaxprs(value: Any) -> Iterator[Any]:
     """Yields the jaxprs in a parameter of an equation."""
     if hasattr(value, "eqns"):
@@ -27,7 +30,8 @@ def jaxprs(value: Any) -> Iterator[Any]:
         yield value.jaxpr
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from jaxprs(item)
+            if type(item) not in _PLAIN:
+                yield from jaxprs(item)
 
 
 def inlined(eqn: Any) -> Any:
@@ -44,19 +48,21 @@ def branches(eqn: Any) -> list[Any]:
     return [inner for branch in eqn.params["branches"] for inner in jaxprs(branch)]
 
 
-def bodies(eqn: Any, outs: list[bool]) -> list[tuple[Any, list[bool]]]:
+def bodies(eqn: Any, outs: list[bool], known: dict[Any, Any]) -> list[tuple[Any, list[bool]]]:
     """Returns the jaxprs of a loop or another equation, each with which of its results are used."""
     if eqn.primitive.name == "scan":
         (body,) = jaxprs(eqn.params["jaxpr"])
-        return [(body, _scanned(eqn, body, outs)[0])]
+        return [(body, _scanned(eqn, body, outs, known)[0])]
     if eqn.primitive.name == "custom_linear_solve":  # The other jaxprs are for its derivatives.
         inside = [*jaxprs(eqn.params["jaxprs"].solve)]
     else:
-        inside = [inner for value in eqn.params.values() for inner in jaxprs(value)]
+        inside = [*jaxprs(tuple(eqn.params.values()))]
     return [(inner, [True] * len(inner.outvars)) for inner in inside]
 
 
-def _scanned(eqn: Any, body: Any, outs: list[bool]) -> tuple[list[bool], list[bool]]:
+def _scanned(
+    eqn: Any, body: Any, outs: list[bool], known: dict[Any, Any]
+) -> tuple[list[bool], list[bool]]:
     """Returns which results and operands of a scan's body are used; a carry may use another."""
     # Scanned operands have one more axis outside; the others are constants, then carries.
     whole = [x.aval.ndim == y.aval.ndim for x, y in zip(eqn.invars, body.invars, strict=True)]
@@ -66,7 +72,7 @@ def _scanned(eqn: Any, body: Any, outs: list[bool]) -> tuple[list[bool], list[bo
     consts = sum(whole) - carries
     wanted = list(outs)
     while True:
-        used = live(body, wanted)[1]
+        used = live(body, wanted, known)[1]
         carried = [
             want or use
             for want, use in zip(wanted[:carries], used[consts : consts + carries], strict=True)
@@ -86,13 +92,26 @@ def is_literal(atom: Any) -> bool:
     return hasattr(atom, "val")
 
 
-def live(jaxpr: Any, wanted: list[bool]) -> tuple[list[tuple[Any, list[bool]]], list[bool]]:
+def live(
+    jaxpr: Any, wanted: list[bool], known: dict[Any, Any] | None = None
+) -> tuple[list[tuple[Any, list[bool]]], list[bool]]:
     """Returns the equations that are used, each with which of its results are, and the used inputs.
 
     Args:
       jaxpr: The program.
       wanted: Which of its results are used.
+      known: The results for this program so far, to look up and extend.
     """
+    known, key = {} if known is None else known, (id(jaxpr), *wanted)
+    if key not in known:
+        known[key] = _live(jaxpr, wanted, known)
+    found: tuple[list[tuple[Any, list[bool]]], list[bool]] = known[key]
+    return found
+
+
+def _live(
+    jaxpr: Any, wanted: list[bool], known: dict[Any, Any]
+) -> tuple[list[tuple[Any, list[bool]]], list[bool]]:
     needed = {
         v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and not is_literal(v)
     }
@@ -104,12 +123,12 @@ def live(jaxpr: Any, wanted: list[bool]) -> tuple[list[tuple[Any, list[bool]]], 
         kept.append((eqn, outs))
         ins = [True] * len(eqn.invars)
         if (inner := inlined(eqn)) is not None:
-            ins = live(inner, outs)[1]
+            ins = live(inner, outs, known)[1]
         elif eqn.primitive.name == "scan" and not observable(eqn):
             (body,) = jaxprs(eqn.params["jaxpr"])
-            ins = _scanned(eqn, body, outs)[1]
+            ins = _scanned(eqn, body, outs, known)[1]
         elif eqn.primitive.name == "cond":
-            each = [live(branch, outs)[1] for branch in branches(eqn)]
+            each = [live(branch, outs, known)[1] for branch in branches(eqn)]
             ins = [True, *map(any, zip(*each, strict=True))]
         needed |= {v for v, used in zip(eqn.invars, ins, strict=True) if used and not is_literal(v)}
     return kept[::-1], [v in needed for v in jaxpr.invars]

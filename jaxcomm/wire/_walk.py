@@ -50,8 +50,8 @@ class _Computation:
     kind and round are combined.
     """
 
-    def __init__(self, groups: Iterator[int]):
-        self.groups = groups
+    def __init__(self, groups: Iterator[int], live: dict[Any, Any]):
+        self.groups, self.live = groups, live
         self.numbers: dict[Hashable, int] = {}
         self.waits: dict[int, dict[Hashable, int]] = {}
         self.group_of: dict[Hashable, int] = {}
@@ -160,7 +160,7 @@ def _walk(
             numbers[atom] = computation.new()
         return numbers[atom]
 
-    for eqn, outs in live(jaxpr, wanted)[0]:
+    for eqn, outs in live(jaxpr, wanted, computation.live)[0]:
         name, params = eqn.primitive.name, eqn.params
         operands = tuple(number_of(atom) for atom in eqn.invars)
         waits = _merged([computation.waits[number] for number in operands])
@@ -176,7 +176,8 @@ def _walk(
                 "The program contains a step of `jaxcomm.simulate`, which sends nothing. Account "
                 "for the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
-        kind, axes = _COLLECTIVES.get(name), _axes_of(params)
+        kind = _COLLECTIVES.get(name)
+        axes = _axes_of(params) if kind else ()
         inner = inlined(eqn)
         if kind and axes:
             is_duplicate = (signature, 0) in computation.numbers
@@ -223,7 +224,7 @@ def _walk(
             if any(alternatives):
                 nodes.append(Branches(tuple(map(tuple, alternatives))))
         else:
-            for body, used in bodies(eqn, outs):
+            for body, used in bodies(eqn, outs, computation.live):
                 nodes += _walk_separately(body, used, _inside(eqn, place), computation)
         for position, out in enumerate(eqn.outvars):
             numbers[out] = computation.number((signature, position), waits)
@@ -234,7 +235,7 @@ def _walk_separately(
     jaxpr: Any, wanted: list[bool], place: _Place, around: _Computation
 ) -> list[Node]:
     """Returns the collectives of a loop's body or a branch, which is a separate computation."""
-    computation = _Computation(around.groups)
+    computation = _Computation(around.groups, around.live)
     inputs = [computation.new() for _ in jaxpr.invars]
     return _walk(jaxpr, inputs, wanted, place, computation)[0]
 
@@ -243,5 +244,7 @@ def collectives_of(jaxpr: Any) -> tuple[Node, ...]:
     """Returns the collectives of a program."""
     place = _Place({}, (), frozenset(), 1, ())
     return tuple(
-        _walk_separately(jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count()))
+        _walk_separately(
+            jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count(), {})
+        )
     )

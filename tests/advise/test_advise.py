@@ -43,10 +43,11 @@ def test_the_name_is_the_function_and_the_package() -> None:
 @pytest.mark.parametrize("axis", ["data", "dcn"])
 def test_the_line_of_a_method_is_what_was_predicted_and_runs(method: Any, axis: str) -> None:
     names: dict[str, Any] = {"jaxcomm": jaxcomm, "optax": optax, "optimizer": optax.sgd(0.1)}
-    exec(f"tx = optax.chain({method.code(axis)}, optimizer)", names)
+    exec(f"later = {method.code(axis)}", names)
+    exec(f"tx = optax.chain({method.paste(axis)}, optimizer)", names)
     params = {"w": jnp.ones((8, 8)), "b": jnp.ones(3)}
     pasted, built = (
-        traced(tx, params, 4, axis).account for tx in (names["tx"], method.build(axis))
+        traced(tx, params, 4, axis).account for tx in (names["later"], method.build(axis))
     )
     assert str(pasted) == str(built)
     step = jaxcomm.simulate(
@@ -57,6 +58,52 @@ def test_the_line_of_a_method_is_what_was_predicted_and_runs(method: Any, axis: 
         state = jaxcomm.init(names["tx"], params, 4)
         _, _, metrics = step(params, state, jnp.ones((4, 8)))
         assert jnp.isfinite(metrics["loss"])
+
+
+def test_the_line_of_power_sgd_begins_with_the_exact_steps_of_the_records() -> None:
+    found = advise(PARAMS, 8, link="100Mbit", step_seconds=0.1)
+    stages = 'jaxcomm.mean("data"), jaxcomm.power_sgd("data", rank=4)'
+    assert found.line == f"tx = optax.chain(jaxcomm.warmup([{stages}], every=2), optimizer)"
+    assert "after two exact steps" in found.recommended.risk
+    others = [row for row in found.rows if "power_sgd" not in row.code]
+    assert len(others) == 6 and all(row.paste == row.code for row in others)
+
+
+@pytest.mark.parametrize(
+    ("workers", "levels"),
+    [
+        (8, "15 in 8 bits for each of 8 workers; bits=8 has room for 15."),
+        (64, "15 in 16 bits for each of 64 workers; bits=8 has room for 1."),
+        (128, "15 in 16 bits for each of 128 workers; bits=8 has room for none."),
+    ],
+)
+def test_the_answer_states_the_levels_of_a_worker(workers: int, levels: str) -> None:
+    found = advise(PARAMS, workers, **OPTIONS)
+    assert f"Levels: global_qsgd has {levels}\n" in str(found)
+    assert not any("global_qsgd" in row.code and "bits=" in row.code for row in found.rows)
+
+
+def test_the_error_is_readable() -> None:
+    printed = str(advise("125M", 64, link="1Gbit", step_seconds=0.3))
+    assert (
+        "Error: biased: in the worst case, a step sends next to nothing of the squared norm of a "
+        "gradient, and feedback keeps the rest for later steps; steps: unknown (no useful bound).\n"
+    ) in printed
+    assert "unbiased, with a variance of at most 0.125 squared norms" in str(
+        perf.error_of(jaxcomm.quantizers.natural().claims, 1000, 8)
+    )
+
+
+def test_a_number_of_parameters_is_a_model() -> None:
+    whole = advise(shapes_of_count(2_000_000), 8, **OPTIONS)
+    for model in (2_000_000, 2e6, "2M"):
+        assert advise(model, 8, **OPTIONS) == whole
+
+
+def test_durations_are_read() -> None:
+    whole = advise(PARAMS, 8, link="1Gbit", step_seconds=0.3)
+    for step in ("0.3", "300ms", "300 ms", "0.3s", "300000us"):
+        assert advise(PARAMS, 8, link="1Gbit", step_seconds=step) == whole
 
 
 def test_a_slow_link_is_worth_compressing_and_a_fast_one_is_not() -> None:
@@ -97,7 +144,7 @@ def test_a_calibration_has_the_times_of_codecs() -> None:
     seconds = {row.code: row.prediction.codec_seconds for row in found.rows}
     assert seconds.keys() == codecs.keys() - {"mine"}  # Others would be of another device.
     assert seconds['jaxcomm.power_sgd("data", rank=4)'] == pytest.approx(16e-3)
-    assert "2 of 8 methods were timed" in found.assumptions[2]
+    assert "2 of 8 methods were timed" in found.assumptions[3]
     without = advise(PARAMS, 8, link=perf.Calibration(links, {}), step_seconds=0.1)
     assert len(without.rows) == 8
 
@@ -108,7 +155,7 @@ def test_a_timed_method_is_compared_with_the_exact_mean() -> None:
     found = advise(PARAMS, 8, link=perf.Calibration(links, codecs), step_seconds=0.1)
     assert {row.code for row in found.rows} == codecs.keys() | {'jaxcomm.mean("data")'}
     assert str(found).splitlines()[-1] == 'tx = optax.chain(jaxcomm.mean("data"), optimizer)'
-    assert "1 of 8 methods were timed" in found.assumptions[2]
+    assert "1 of 8 methods were timed" in found.assumptions[3]
 
 
 @pytest.mark.slow
@@ -151,7 +198,11 @@ def test_a_loss_is_timed() -> None:
     ("change", "message"),
     [
         ({"step_seconds": 0}, "`step_seconds` must be a finite number above 0, got 0"),
+        ({"step_seconds": "soon"}, "`step_seconds` must be a duration, such as 0.3 or"),
+        ({"step_seconds": "0ms"}, "`step_seconds` must be a finite number above 0, got 0.0"),
         ({"step_seconds": None}, "`step_seconds` is required"),
+        ({"model": 0}, "`params` must be a number such as 125M or 1.3B, got '0'"),
+        ({"model": "many"}, "`params` must be a number such as 125M or 1.3B, got 'many'"),
         ({"workers": 0}, "`workers` must be an int of at least 1, got 0"),
         ({"workers": "8"}, "`workers` must be an int of at least 1, got '8'"),
         ({"link": "soon"}, "Presets: "),
@@ -183,7 +234,7 @@ def test_the_command_prints_the_table(
     links = {"data": {name: perf.Link(1e9, 0.0) for name in names}}
     codecs = {'jaxcomm.mean("data")': 1e-9, 'jaxcomm.ef_sign_sgd("data")': 1e-9}
     perf.Calibration(links, codecs, "a device").save(tmp_path / "a.json")
-    given = [*COMMAND[:4], "--step", "0.1", "--calibration", str(tmp_path / "a.json")]
+    given = [*COMMAND[:4], "--step", "100ms", "--calibration", str(tmp_path / "a.json")]
     assert main(given) == 0
     said = capsys.readouterr()
     assert said.err == "" and "calibrated on a device" in said.out
@@ -200,6 +251,7 @@ def test_the_command_prints_the_table(
         (["--link", ""], "Presets: "),
         (["--axis", ""], "`axis_name` must be the name of a mesh axis"),
         (["--step", "-1"], "`step_seconds` must be a finite number above 0, got -1.0"),
+        (["--step", "soon"], "`step_seconds` must be a duration, such as 0.3 or"),
         (["--step", "nan"], "`step_seconds` must be a finite number above 0, got nan"),
         (["--device", "abacus"], "`device` must be"),
         (["--calibration", "/nowhere"], "give either --link or --calibration"),

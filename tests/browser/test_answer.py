@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None
         expected = by_python(given)
         lines = [row["line"].replace("{axis}", '"data"') for row in seen["rows"]]
         assert lines == [row.code for row in expected.rows], given
-        assert len(seen["omitted"]) == len(expected.assumptions) - 3
+        assert len(seen["omitted"]) == len(expected.assumptions) - 4
         for row, each in zip(expected.rows, seen["rows"], strict=True):
             where = (given, row.code)
             assert each["state"] == row.state_bytes, where
@@ -112,8 +112,8 @@ def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None
             assert each["seconds"] == close(row.prediction.seconds), where
             assert each["overlapped"] == close(row.prediction.overlapped), where
             assert each["steps"] == row.steps and each["risk"] == row.risk
-        line = seen["recommended"]["line"].replace("{axis}", '"data"')
-        assert line == expected.recommended.code and seen["compress"] == expected.compress
+        line = seen["recommended"]["started"].replace("{axis}", '"data"')
+        assert line == expected.recommended.paste and seen["compress"] == expected.compress
         recommended.add(line)
     assert len(recommended) > 3  # The inputs are not all of one kind.
 
@@ -131,6 +131,7 @@ def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) 
     expected = advise(shapes_of_count(2 * 10**6), 8, link="200Mbit", step_seconds=0.1)
     assert page.texts("#verdict") == [expected._verdict()]
     assert page.texts("#line") == [expected.line]
+    assert page.texts("#levels") == [expected.assumptions[2]]
     cells = shown(page)
     assert len(cells) == len(expected.rows) == 8
     for row, (method, seconds, overlapped, sent, *_) in zip(expected.rows, cells, strict=True):
@@ -163,7 +164,8 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
     assert visited == ["a", *order, "sharded", "shards", "copy", "div"]
     assert page.texts("#copied")[0]
     line = page.texts("#line")[0]
-    tx = 'jaxcomm.shard_local(jaxcomm.power_sgd("data", rank=4), param_specs)'
+    stages = 'jaxcomm.mean("data"), jaxcomm.power_sgd("data", rank=4)'
+    tx = f"jaxcomm.shard_local(jaxcomm.warmup([{stages}], every=2), param_specs)"
     assert line == f"tx = optax.chain({tx}, optimizer)"
     expected = advise(shapes_of_count(5 * 10**6), 4, link="200Mbit", step_seconds=0.08)
     assert shown(page)[0][1] == f"{1e3 * expected.rows[0].prediction.seconds:,.1f}"

@@ -117,7 +117,7 @@ GOSSIP = [
         oracle.adapt_then_combine,
     ),
     _case(
-        "dpsgd_in_turns", _pairs, gossip.dpsgd, oracle.combine_then_adapt, sends=3, powers_of_2=True
+        "dpsgd_in_turns", _pairs, gossip.dpsgd, oracle.combine_then_adapt, sends=1, powers_of_2=True
     ),
     _case("matcha", _half, gossip.matcha, oracle.adapt_then_combine),
     _case(
@@ -164,7 +164,7 @@ GOSSIP = [
         _one_peer,
         gossip.sgp,
         oracle.push,
-        sends=3,
+        sends=1,
         exempt=(
             (FORGETFUL, "Who has one peer at a time keeps the mass of 1 that it begins with."),
         ),
@@ -184,6 +184,7 @@ GOSSIP = [
         cache(lambda n: gossip.ad_psgd(gossip.ring(n), staleness=2)),
         cache(lambda n: _matchings(gossip.ring(n))),
         partial(oracle.late_steps, staleness=2),
+        sends=1,
         late=2,
     ),
     _case(
@@ -191,7 +192,7 @@ GOSSIP = [
         gossip.random_pairs,
         lambda mixing: gossip.noloco(mixing, 1, momentum=0.0, learning_rate=1.0),
         oracle.adapt_then_combine,
-        sends=7,
+        sends=1,
         exempt=((FORGETFUL, "With these numbers, anchors cancel: tests/gossip/test_noloco.py."),),
     ),
     _case(

@@ -636,9 +636,9 @@ GOSSIP = [
     Line(
         "sgp",
         "gossip.sgp(graphs)",
-        "messages (P + 4); messages: the number of receivers",
+        "messages (P + 4); messages: the number of receivers in a step",
         "Assran et al. 2018",
-        at={"messages": 3},
+        at={"messages": 1},
         suffix="; Overlap SGP with `delay=`",
     ),
     Line(

@@ -105,7 +105,7 @@ def levels(bits: int, workers: int) -> str:
 
 
 def tables() -> dict[str, list[str]]:
-    counts = [2**power for power in range(1, 8)]
+    counts = [2, 4, 8, 11, 16, 32, 64, 127, 128]
     means = [(code(x), unbiased(x), error(x), x.bytes, x.paper) for x in MEANS]
     neighbors = []
     for line in GOSSIP:

@@ -29,10 +29,12 @@ def compiled(tx: Any) -> str:
 @pytest.mark.parametrize("case", gossip_rows(8, {case.name for case in GOSSIP}), ids=repr)
 def test_bytes(case: GossipCase) -> None:
     run, args = program(case.make(8))
-    sent = [c for c in jaxcomm.wire.account(run, *args).collectives if c.primitive == "ppermute"]
+    account = jaxcomm.wire.account(run, *args)
+    sent = [c for c in account.collectives if c.primitive == "ppermute"]
     together = case.mixing(8)
-    messages = sum(c.bytes_per_worker for c in sent) / case.message
-    assert messages == case.sends
+    exact = sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_reduce")
+    assert account.bytes_per_worker - exact == case.sends * case.message
+    assert account.bytes_of_branches - exact == sum(c.bytes_per_worker for c in sent)
     # What is not always sent stands in a conditional.
     always = all(p == 1 for p in together.probabilities)
     assert all(any("cond" in part for part in c.path) != always for c in sent)
@@ -51,6 +53,26 @@ def test_bytes_per_step_are_what_is_sent() -> None:
     run, args = program(gossip.dpsgd(mixing))
     params = jnp.zeros(12)
     assert jaxcomm.wire.account(run, *args).bytes_per_worker == mixing.bytes_per_step(params) == 96
+
+
+@pytest.mark.parametrize("workers", [2, 4, 5, 8])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_random_pairs_one_round_is_counted(workers: int, weighted: bool) -> None:
+    def gradients(loss_fn: Any, x: Any, batch: Any) -> Any:
+        found = jaxcomm.local_value_and_grad(loss_fn)(x, batch)
+        return (*found, batch[0]) if weighted else found
+
+    tx = gossip.noloco(gossip.random_pairs(workers), period=4)
+    x: Any = jaxcomm.replicate(jnp.zeros(1000), workers)
+    step = jaxcomm.simulate(
+        lambda x, batch: jnp.sum(x * batch), tx, workers, gradients=gradients, metrics="own"
+    )
+    account = jaxcomm.wire.account(step, x, jaxcomm.init(tx, x, workers), jnp.ones(workers))
+    message = 4000 + 4 * weighted
+    assert account.bytes_per_worker == message
+    assert account.amortized_bytes_per_worker(1 / 4) == message / 4
+    assert account.amortized_bytes_per_worker(0) == 0
+    assert account.bytes_of_branches == len(gossip.random_pairs(workers).matrices) * message
 
 
 def test_permutations_of_matcha_are_inside_conditionals() -> None:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
 from experiments.training.sharding import own_rows
+from jaxcomm import gossip
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.quantizers import dither
@@ -34,6 +35,8 @@ class Family(NamedTuple):
       weighted: Whether workers count unequally.
       size: Coordinates; so many make over a megabyte on the wire, of votes a fifth of it.
       slow: Left to the slow run.
+      gossips: Whether it mixes parameters that differ by worker, after the optimizer.
+      exchanges: In how many of the measured steps it sends.
     """
 
     make: Callable[[], optax.GradientTransformationExtraArgs]
@@ -41,6 +44,8 @@ class Family(NamedTuple):
     weighted: bool = False
     size: int = SIZE
     slow: bool = False
+    gossips: bool = False
+    exchanges: int = STEPS - UNMEASURED
 
 
 def _dithering() -> jaxcomm.Codec:
@@ -75,6 +80,17 @@ FAMILIES: dict[str, Family] = {
         True,
         size=SIZE // 2,
         slow=True,
+    ),
+    # Of random rounds one runs: with one other worker each, of three and of two.
+    "noloco": Family(
+        lambda: gossip.noloco(gossip.random_pairs(WORKERS), period=2, momentum=0.0),
+        False,
+        size=SIZE // 2,
+        gossips=True,
+        exchanges=4,
+    ),
+    "ad_psgd": Family(
+        lambda: gossip.ad_psgd(gossip.ring(WORKERS)), False, size=SIZE // 4, gossips=True, slow=True
     ),
 }
 
@@ -148,14 +164,18 @@ def train(
     local_batch: bool = False,
 ) -> Run:
     """Trains for `STEPS` steps, the same on devices of one process and of many."""
-    tx = optax.chain(family.make(), optax.sgd(RATE))
+    stages = [family.make(), optax.sgd(RATE)]
+    tx = optax.chain(*(reversed(stages) if family.gossips else stages))
     step = jaxcomm.make_step(loss_fn, tx, mesh, gradients=gradients if family.weighted else None)
-    params = jnp.zeros(family.size)
+    params: Any = jnp.zeros(family.size)
+    if family.gossips:
+        params = jaxcomm.replicate(params, mesh)
     opt_state = jaxcomm.init(tx, params, mesh)
     batch = make_batch(family, mesh)
     if local_batch:
         batch = {"phase": phases(), "weight": weights(family.weighted)}
-    account = jaxcomm.wire.account(step, params, opt_state, batch).bytes_per_worker
+    share = family.exchanges / (STEPS - UNMEASURED)
+    account = jaxcomm.wire.account(step, params, opt_state, batch).amortized_bytes_per_worker(share)
     losses, before = [], 0
     for number in range(STEPS):
         if number == UNMEASURED:
@@ -164,4 +184,6 @@ def train(
         losses.append(float(metrics["loss"]))
     jax.block_until_ready(params)
     sent = count_sent() - before
+    if family.gossips:
+        params = jaxcomm.consensus(params)
     return Run(np.asarray(params), _digests(params), _digests(opt_state), sent, account, losses)

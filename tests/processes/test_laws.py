@@ -54,13 +54,27 @@ def test_processes_compute_what_devices_do(
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counters are those of Linux")
+counted = pytest.mark.skipif(sys.platform != "linux", reason="the counters are those of Linux")
+
+
+@counted
 @families
 def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
     for process in cluster.processes:
         run = process["runs"][name]
         claimed = process["devices"] * run["account"] * (STEPS - UNMEASURED)
         assert abs(run["sent"] / claimed - 1) < MOST_OVERHEAD
+
+
+@counted
+@pytest.mark.parametrize("name", ["noloco"])
+@pytest.mark.parametrize("cluster", [pytest.param((4, 1), id="4x1")], indirect=True)
+def test_of_random_rounds_the_sockets_of_four_processes_send_one(cluster: Ended, name: str) -> None:
+    family = FAMILIES[name]
+    for process in cluster.processes:
+        of_rounds = family.exchanges * 4 * family.size
+        assert abs(process["runs"][name]["sent"] / of_rounds - 1) < MOST_OVERHEAD
+    test_sockets_send_what_is_accounted(cluster, name)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("mean")])

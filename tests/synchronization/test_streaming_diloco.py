@@ -108,10 +108,10 @@ def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
         account = jaxcomm.wire.account(step, params, state, TARGETS)
         inside = [c for c in account.collectives if c.path]
         if own:
-            assert {c.path for c in inside} == {("cond 2/2",)}
-            assert sum(c.bytes_per_worker for c in inside) == 2 * 3 / 4 * sum(own)
-            share = account.amortized_bytes_per_worker(1 / 6)
-            np.testing.assert_allclose(share, 2 * 3 / 4 * (sum(own) / 6 + 4))
+            assert {c.path for c in inside} == {("cond 1/3",), ("cond 2/3",)}
+            assert account.bytes_of_branches == 2 * 3 / 4 * (sum(own) + 4)
+            assert account.bytes_per_worker == 2 * 3 / 4 * (max(own) + 4)
+            assert account.amortized_bytes_per_worker(1 / 3) == 2 * 3 / 4 * (max(own) / 3 + 4)
         else:
             assert {c.primitive for c in inside if c.shape != (2,)} == {"all_gather"}
             kept = [jax.tree.leaves(f.aggregator.own) for f in run(tx, 10)[1][1].fragments]

@@ -318,3 +318,105 @@ def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> N
 def test_a_transformation_is_no_function() -> None:
     with pytest.raises(ValueError, match=r"`fn` must be a function, .* got a `Gradient.*perf"):
         wire.account(jaxcomm.mean(), jnp.ones(3))  # type: ignore[arg-type]
+
+
+def _mesh(kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    return jax.make_mesh((N,), ("data",), axis_types=(kind,))
+
+
+def _sharded(kind: AxisType = AxisType.Auto) -> tuple[jax.Array, jax.Array]:
+    """Weights that are replicated, and rows that are sharded."""
+    on = lambda spec: NamedSharding(_mesh(kind), spec)  # noqa: E731
+    whole = jax.device_put(jnp.ones((8, 8)), on(PartitionSpec()))
+    return whole, jax.device_put(jnp.ones((16, 8)), on(PartitionSpec("data")))
+
+
+def _descend(w: jax.Array, x: jax.Array) -> jax.Array:
+    return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+
+def _constrained(w: jax.Array, x: jax.Array) -> jax.Array:
+    sharding = NamedSharding(_mesh(), PartitionSpec("data"))
+    return _descend(w, lax.with_sharding_constraint(x, sharding))
+
+
+def _compressed(w: jax.Array, x: jax.Array) -> jax.Array:
+    tx = jaxcomm.global_qsgd()
+    update = jax.shard_map(
+        lambda g: tx.update(g, tx.init(g))[0],
+        mesh=_mesh(),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return w - update(w - _descend(w, x))
+
+
+def _gathered(w: jax.Array, x: jax.Array) -> jax.Array:
+    spec = PartitionSpec()
+    return jax.shard_map(lambda w, x: x @ w, mesh=_mesh(), in_specs=spec, out_specs=spec)(w, x)
+
+
+INSERTED = {
+    "whole step": (_descend, r"all-reduce f32\[8,8\]"),
+    "with a constraint": (_constrained, r"all-reduce f32\[8,8\]"),
+    "beside what is sent": (_compressed, r"all-reduce f32\[8,8\]"),
+    "before what is mapped": (_gathered, r"all-gather f32\[16,8\]"),
+    "a scalar alone": (lambda w, x: jnp.mean(x), r"all-reduce f32\[\]"),
+    "in a loop": (lambda w, x: lax.scan(lambda w, x: (w + x, None), w[0], x)[0], "all-"),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", INSERTED)
+def test_what_xla_inserts_is_not_accounted_as_nothing(name: str, jit: bool) -> None:
+    fn, found = INSERTED[name]
+    message = f"XLA partitions this program and inserts collectives .*{found}"
+    with pytest.raises(ValueError, match=message):
+        wire.account(jax.jit(fn) if jit else fn, *_sharded())
+
+
+def test_what_xla_inserts_over_explicit_axes_or_for_shapes_is_not_nothing_either() -> None:
+    arrays = _sharded(AxisType.Explicit)
+    with jax.set_mesh(_mesh(AxisType.Explicit)), pytest.raises(ValueError, match="all-reduce"):
+        wire.account(_descend, *arrays)
+    arrays = _sharded()
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays]
+    with pytest.raises(ValueError, match="all-reduce"):
+        wire.account(_descend, *shapes)
+    placed = jax.jit(_descend, in_shardings=tuple(x.sharding for x in arrays))
+    with pytest.raises(ValueError, match="all-reduce"):
+        wire.account(placed, jnp.ones((8, 8)), jnp.ones((16, 8)))
+    moved = jax.jit(lambda w, x: x, out_shardings=arrays[0].sharding)
+    with pytest.raises(ValueError, match="all-gather"):
+        wire.account(moved, *arrays)
+
+
+def test_a_step_that_places_its_arguments_is_counted_whatever_their_sharding() -> None:
+    w, x = _sharded()
+    tx = jaxcomm.mean()
+    step = jaxcomm.make_step(lambda w, x: jnp.mean((x @ w) ** 2), tx, _mesh())
+    state = jaxcomm.init(tx, w, _mesh())
+    columns = jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(None, "data")))
+    found = [wire.account(step, w, state, rows).bytes_per_worker for rows in (x, columns)]
+    assert found == [14 / 8 * (256 + 4)] * 2
+    with pytest.raises(ValueError, match="all-to-all"):
+        wire.account(jax.jit(lambda *given: step(*given)), w, state, columns)
+
+
+def test_sharded_arrays_of_which_nothing_is_sent_are_nothing() -> None:
+    w, x = _sharded()
+    assert wire.account(lambda w, x: jnp.sin(x @ w), w, x).bytes_per_worker == 0
+    assert wire.account(_descend, w, w).bytes_per_worker == 0
+
+
+def test_a_scalar_beside_what_is_sent_is_nothing() -> None:
+    _, x = _sharded()
+    mean = jax.shard_map(
+        lambda x: lax.pmean(x, "data"),
+        mesh=_mesh(),
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+    )
+    account = wire.account(lambda x: mean(x) / jnp.sqrt(jnp.sum(x**2)), x)
+    assert account.bytes_per_worker == 14 / 8 * 64

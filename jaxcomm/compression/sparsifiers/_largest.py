@@ -5,6 +5,7 @@ found by counting, and the coordinates that reach it are marked by one bit each.
 restricted to the few coordinates above a threshold estimated from a sample.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -53,6 +54,8 @@ def by_sort(magnitudes: jax.Array, k: int) -> jax.Array:
     return jnp.sort(indices, axis=-1).astype(jnp.uint32)
 
 
+# Traced once for leaves of one shape; `inline` leaves the program as it is.
+@functools.partial(jax.jit, static_argnames="k", inline=True)
 def by_threshold(magnitudes: jax.Array, k: int) -> jax.Array:
     """The same for one row, by counting."""
     numbers = _numbers(magnitudes)
@@ -63,6 +66,7 @@ def by_threshold(magnitudes: jax.Array, k: int) -> jax.Array:
     return jnp.sort(members(chosen, 0, k, Parts(size, 1, size))).astype(jnp.uint32)
 
 
+@functools.partial(jax.jit, static_argnames=("k", "magnitude"), inline=True)
 def by_sample(x: jax.Array, k: int, magnitude: Magnitude = identity) -> jax.Array:
     """The same for one row, by a sample; magnitudes are computed again wherever they are read."""
     return select(x, k, lambda part: _numbers(magnitude(part)))

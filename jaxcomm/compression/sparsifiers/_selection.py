@@ -7,6 +7,7 @@ the bound is found by bisection. If too many numbers are equal, the first are se
 makes the result inexact, only slower.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -55,6 +56,8 @@ def marked(words: jax.Array, room: int) -> jax.Array:
     return jnp.where(word < words.size, word * _bits.WORD + place, words.size * _bits.WORD)
 
 
+# Traced once for leaves of one shape; `inline` leaves the program as it is.
+@functools.partial(jax.jit, static_argnames="room", inline=True)
 def places(marks: jax.Array, room: int) -> jax.Array:
     """The positions of the first `room` true elements, ascending int32[room]; `size` if missing."""
     size = marks.size
