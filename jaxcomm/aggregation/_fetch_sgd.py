@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
+from jaxcomm._steps import following, turn
 from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
@@ -158,11 +159,11 @@ def fetch_sgd(
         if reseed_every is None:
             return context, memory
         period = jnp.uint32(reseed_every)
-        epoch = memory.step // period
-        new = seeded(context, epoch)
+        epochs = jnp.uint32(turn(memory.step.dtype, reseed_every) // reseed_every)
+        new = seeded(context, memory.step // period % epochs)
 
         def move(tables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            old = seeded(context, epoch - 1)
+            old = seeded(context, (memory.step - 1) // period % epochs)
             return tuple(moved(table, context.shape, old, new) for table in tables)
 
         due = (memory.step % period == 0) & (memory.step > 0)
@@ -196,7 +197,9 @@ def fetch_sgd(
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
             masked = jnp.where(hit, 0, velocity) if momentum_masking else velocity
-            after = FetchMemory(masked, jnp.where(hit, 0, error), memory.step + 1)
+            after = FetchMemory(
+                masked, jnp.where(hit, 0, error), following(memory.step, reseed_every or 1)
+            )
             units.append(Encoded(part.context, Memory((), after), update))
 
         def sent() -> list[jax.Array]:

@@ -17,6 +17,7 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resizing import resized_by, total_on_the_first
 from jaxcomm._sharded import MixingUpdate
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -213,14 +214,15 @@ def gossiped(
         wide = _dtypes(params)[1]
         steps, join = units_of(updates, wide)
         if not steps:
-            return updates, state._replace(step=state.step + 1)
+            return updates, state._replace(step=following(state.step, mixing.period))
         units, _ = units_of(params, wide)
         share = share_of(state, params, weight, present) if share is None else share
         applied = _fits(params, updates, share) if applies is None else applies
         scaled = _scaled(updates, share, wide)
         taken = jax.tree.map(lambda step: jnp.where(applied, step, 0), scaled)
         steps, _ = units_of(taken, wide)
-        skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(applied, 0, 1)
+        skipped_steps = _axis.own(state.skipped_steps, axis_name)
+        skipped_steps = jnp.where(applied, skipped_steps, optax.safe_increment(skipped_steps))
         mixing_step = mixing_step_of(state, params, len(units), present)
         if weight is not None:
             mixing_step = mixing_step._replace(weight=jnp.where(applied, own_weight(weight), 0))
@@ -250,7 +252,7 @@ def gossiped(
             }
         return join(changes), GossipState(
             key=state.key,
-            step=state.step + 1,
+            step=following(state.step, mixing.period),
             own=_axis.marked(memory, axis_name),
             skipped_steps=_axis.marked(skipped_steps, axis_name),
             diagnostics=report,

@@ -1,5 +1,6 @@
 """NoLoCo: local steps, and an outer momentum step of pairs without an all-reduce."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +30,14 @@ def _every(mixing: Mixing, period: int) -> Mixing:
 
     def active(key: jax.Array, step: jax.Array) -> jax.Array:
         flags = mixing.active(key, step) if mixing.active else jnp.asarray(always)
-        return flags & ((step + 1) % jnp.uint32(period) == 0)
+        return flags & (step % jnp.uint32(period) == period - 1)
 
     if period == 1:
         return mixing
     chances = tuple(each / period for each in mixing.probabilities)
-    return mixing._replace(probabilities=chances, active=active)
+    return mixing._replace(
+        probabilities=chances, active=active, period=math.lcm(mixing.period, period)
+    )
 
 
 def noloco(

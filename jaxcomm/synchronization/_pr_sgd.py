@@ -9,6 +9,7 @@ import optax
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
@@ -132,7 +133,7 @@ def pr_sgd(
         updates, optimizer = local_optimizer.update(updates, state.optimizer, params, **extra)
         updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
         local = state._replace(
-            step=state.step + 1, since=state.since + 1, optimizer=optimizer, done=done
+            step=following(state.step), since=state.since + 1, optimizer=optimizer, done=done
         )
 
         def exchange() -> tuple[PyTree, PrSgdState]:

@@ -10,6 +10,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import require_axis_name, require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
@@ -158,7 +159,7 @@ def streaming_diloco(
         require_params(params, axis_name)
         updates, one = apply_finite_step(params, updates, no_steps(axis_name), weight, axis_name)
         done = tuple(jax.tree.map(jnp.add, before, one) for before in state.done)
-        return updates, Counted(state.step + 1, done)
+        return updates, Counted(following(state.step, period), done)
 
     def exchange(
         fragment: Rounds,

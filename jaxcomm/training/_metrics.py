@@ -111,7 +111,7 @@ def reduce_metrics(
 
     if metrics == "mean":
         return reduced()
-    due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
+    due = _steps_so_far(opt_state) % metrics == metrics - 1
     return collective_cond(
         due,
         floating,

@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from tests.slow import slow
-from tests.workers import aggregate, aggregator, initial
+from tests.workers import aggregate, aggregator, flat, initial
 
 WORKERS, SIZE = 4, 12
 WIDE = 2000.0  # Cells a coordinate: so many that none share a cell in most of five rows.
@@ -145,3 +145,22 @@ def test_cells_that_an_update_hits_are_emptied() -> None:
 def test_impossible_options(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jaxcomm.fetch_sgd(sketch_ratio=1.0, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reseed_every", [1, 3])
+def test_tables_move_on_when_the_count_of_steps_is_full(reseed_every: int) -> None:
+    """Without collisions, updates do not depend on the hashes, only on what is kept of the past."""
+    given = jnp.asarray(np.random.default_rng(4).normal(size=(WORKERS, SIZE)), jnp.float32)
+    tx = jaxcomm.fetch_sgd(
+        sketch_ratio=WIDE, k=3, momentum=0.5, reseed_every=reseed_every, hashing="elements"
+    )
+    run, fresh, found = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap"), []
+    for start in (0, 2**32 - 2):
+        (memory,) = fresh.shared
+        state = fresh._replace(shared=[memory._replace(step=jnp.asarray(np.uint32(start)))])
+        found.append([])
+        for _ in range(6):
+            result, state = run(given, state, jnp.ones(WORKERS))
+            found[-1].append(flat(result))
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
