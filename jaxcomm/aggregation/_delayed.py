@@ -74,7 +74,8 @@ def delayed(
     Raises:
       ValueError: If `tx` is not an aggregator, or `staleness` is not a Python int of at least 0. In
         `init`, if `axis_name` of `tx` is not bound. In `update`, if an update is already summed or
-        not floating-point, or the result is an inner stage of `hierarchical`.
+        not floating-point, the result is an inner stage of `hierarchical`, or the state is of
+        another `staleness`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -129,6 +130,12 @@ def delayed(
         _axis.require_local(updates, axes, extra_args.get("shard_axes", ()))
         # A state that `init` has just made is not typed as different by worker.
         ring = _axis.local_params(_axis.own(state.own, axes), axes)
+        if (slots := len(ring["weight"])) != staleness:
+            raise ValueError(
+                f"This state is of `delayed` with `staleness`={slots}, got `staleness`={staleness}: "
+                "keep that number, or make a new state with `jaxcomm.init`, which drops the "
+                f"{slots} gradients that wait."
+            )
         own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
         # A mean over no samples is often NaN, which would make means of the ring NaN.
         counted = jax.tree.map(lambda x: jnp.where(own == 0, jnp.zeros((), x.dtype), x), updates)

@@ -227,6 +227,7 @@ def gossiped(
         if weight is not None:
             mixing_step = mixing_step._replace(weight=jnp.where(applied, own_weight(weight), 0))
         memory = _axis.own(state.own, axis_name)
+        _require_memory(memory, jax.eval_shape(start, units))
         changes, memory, disagreement = method(mixing_step, memory, units, steps)
         if exact is not None:
             changes, memory = _with_exact_mean(mixing_step, average, exact, units, changes, memory)
@@ -260,6 +261,20 @@ def gossiped(
 
     update = MixingUpdate(update_fn, _axis.names(axis_name), share_of, _fits)
     return optax.GradientTransformationExtraArgs(init_fn, update)
+
+
+def _require_memory(memory: PyTree, expected: PyTree) -> None:
+    """Raises unless a memory has the structure and the shapes of the expected one."""
+
+    def form(tree: PyTree) -> tuple[Any, list[Any]]:
+        return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+    if form(memory) != form(expected):
+        raise ValueError(
+            "This state belongs to another gossip method, or to one with another setting, such as "
+            "`overlap` or `staleness`: keep those of the state, or make a new one with "
+            "`jaxcomm.init`."
+        )
 
 
 def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:

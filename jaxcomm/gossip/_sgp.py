@@ -61,7 +61,7 @@ def sgp(
 
     Raises:
       ValueError: If `overlap` is negative, the columns do not add to 1, or the graph is not
-        strongly connected.
+        strongly connected. In `update`, if the state has another `overlap`.
 
     Example:
       >>> import optax

@@ -195,7 +195,7 @@ def streaming_diloco(
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
                 unsent=no_steps(axis_name),
-                succeeded=jnp.ones((), bool),
+                succeeded=jnp.zeros((), bool),
                 counts=initial_diagnostics(),
             )
             for part in fragments_of(params, params)
@@ -226,14 +226,14 @@ def streaming_diloco(
                 after = exchange(before, displacements, done, participates, weighted, **extra_args)
                 return after, no_steps(axis_name)
 
-            begins = schedule.begins(number, counted.step)
+            begins = schedule.begins(number, counted.step) & ~before.succeeded
             after, done = collective_cond(begins, averaged, lambda _: (before, done))
             local_params = jax.tree.map(jnp.add, wide(x), wide(u))
-            arrives = schedule.arrives(number, counted.step)
-            applies = arrives & participates & after.succeeded
+            arrives = schedule.is_over(number, counted.step) & after.succeeded
+            applies = arrives & participates
             merged = updates_to(mixed(local_params, after.anchor), x)
             changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), merged, u)
-            return changes, after, done
+            return changes, after._replace(succeeded=after.succeeded & ~arrives), done
 
         parts = fragments_of(params, params), fragments_of(updates, params)
         each = zip(range(fragments), state.fragments, *parts, strict=True)
