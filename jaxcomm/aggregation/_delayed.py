@@ -132,9 +132,9 @@ def delayed(
         ring = _axis.local_params(_axis.own(state.own, axes), axes)
         if (slots := len(ring["weight"])) != staleness:
             raise ValueError(
-                f"This state is of `delayed` with `staleness`={slots}, got `staleness`={staleness}: "
-                "keep that number, or make a new state with `jaxcomm.init`, which drops the "
-                f"{slots} gradients that wait."
+                f"This state is of `delayed` with `staleness`={slots}, and not {staleness}: keep "
+                f"that number, or make a new state with `jaxcomm.init`, without the {slots} "
+                "gradients that wait."
             )
         own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
         # A mean over no samples is often NaN, which would make means of the ring NaN.

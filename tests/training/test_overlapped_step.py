@@ -152,7 +152,7 @@ def test_a_state_of_the_one_program_goes_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
 def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
-    """A result that is under way arrives once; `test_resumed` has the numbers of the one program."""
+    """A result under way arrives once; `test_resumed` checks the one program against NumPy."""
     mesh = mesh_of()
     make = functools.partial(jaxcomm.make_step, loss, mesh=mesh, metrics="own", donate=False)
     params, state = start(streaming(overlap=before), mesh)
