@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import PerWorker, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._ordered import after
-from jaxcomm._require import checked, own_weight, remedy, require_state
+from jaxcomm._require import checked, own_weight, remedy, require_state, weight_dtype
 from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._sharded import require_shards
 from jaxcomm.aggregation._agreement import all_finite, everywhere
@@ -108,7 +108,7 @@ def delayed(
         require_shards()
         ring = {
             "mean": jax.tree.map(lambda x: lax.broadcast(jnp.zeros_like(x), (staleness,)), params),
-            "weight": jnp.ones(staleness, jnp.float32),
+            "weight": jnp.ones(staleness, weight_dtype(params)),
         }
         own = resized_by(_axis.marked(ring, axes), weighted_mean_of_workers)
         return DelayedState(jnp.zeros((), jnp.int32), own, tx.init(params))
@@ -136,7 +136,9 @@ def delayed(
                 f"that number, or make a new state with `jaxcomm.init`, without the {slots} "
                 "gradients that wait."
             )
-        own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
+        own = _axis.as_varying(
+            own_weight(1.0 if weight is None else weight, weight_dtype(updates)), axes
+        )
         # A mean over no samples is often NaN, which would make means of the ring NaN.
         counted = jax.tree.map(lambda x: jnp.where(own == 0, jnp.zeros((), x.dtype), x), updates)
         old = jax.tree.map(

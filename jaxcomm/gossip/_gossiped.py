@@ -170,7 +170,7 @@ def gossiped(
         """By what this worker's step is scaled: 1 without weights, NaN if a weight is invalid."""
         if weight is None:
             return jnp.ones((), jnp.float32)
-        own = _axis.as_varying(own_weight(weight), axis_name)
+        own = _axis.as_varying(own_weight(weight, _dtypes(params)[1]), axis_name)
         if not weighs_steps:
             return jnp.where(own == 0, 0, own / own)
         return mixing_step_of(state, params, 1, present).relative(own)
@@ -225,7 +225,9 @@ def gossiped(
         skipped_steps = jnp.where(applied, skipped_steps, optax.safe_increment(skipped_steps))
         mixing_step = mixing_step_of(state, params, len(units), present)
         if weight is not None:
-            mixing_step = mixing_step._replace(weight=jnp.where(applied, own_weight(weight), 0))
+            mixing_step = mixing_step._replace(
+                weight=jnp.where(applied, own_weight(weight, wide), 0)
+            )
         memory = _axis.own(state.own, axis_name)
         _require_memory(memory, jax.eval_shape(start, units))
         changes, memory, disagreement = method(mixing_step, memory, units, steps)

@@ -20,7 +20,7 @@ class NoLoCoMemory(NamedTuple):
 
     anchor: list[jax.Array]  # phi, the parameters after the last exchange
     momentum: list[jax.Array]  # delta
-    weight: jax.Array  # float32[], the sum of the weights of the steps since the last exchange
+    weight: jax.Array  # [] in their dtype, the sum of the steps' weights since the last exchange
 
 
 def _every(mixing: Mixing, period: int) -> Mixing:
@@ -113,7 +113,8 @@ def noloco(
     symmetric = require_symmetric(agreeing(mixing), "noloco")
 
     def start(units: list[jax.Array]) -> NoLoCoMemory:
-        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], jnp.zeros((), jnp.float32))
+        zero = jnp.zeros((), units[0].dtype if units else jnp.float32)
+        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], zero)
 
     def method(
         mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]

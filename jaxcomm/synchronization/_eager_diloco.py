@@ -129,8 +129,8 @@ def eager_diloco(
             since=zero,
             own=_axis.marked(OwnState(anchor, outer_tx.init(anchor), nothing), axis_name),
             aggregator=combine.init(wide(params)),
-            done=no_steps(axis_name),
-            late_done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
+            late_done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -184,7 +184,9 @@ def eager_diloco(
                 ),
                 averaged.aggregator,
                 jax.tree.map(lambda a, b: jnp.where(participates, a, b), done, state.late_done),
-                jax.tree.map(lambda a, b: jnp.where(participates, a, b), no_steps(axis_name), done),
+                jax.tree.map(
+                    lambda a, b: jnp.where(participates, a, b), no_steps(params, axis_name), done
+                ),
                 counts,
             )
             failed = {

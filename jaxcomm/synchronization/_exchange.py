@@ -102,7 +102,7 @@ def average_every(
             anchor=anchor,
             aggregator=combine.init(wide(params)),
             outer=outer_tx.init(anchor),
-            done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -126,7 +126,7 @@ def average_every(
                 anchor=state.anchor,
                 aggregator=state.aggregator,
                 outer=state.outer,
-                unsent=no_steps(axis_name),
+                unsent=no_steps(params, axis_name),
                 succeeded=jnp.ones((), bool),
                 counts=state.diagnostics,
             )

@@ -113,7 +113,7 @@ def pr_sgd(
             since=zero,
             optimizer=local_optimizer.init(params),
             anchor=first_anchor(params, axis_name),
-            done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -141,7 +141,7 @@ def pr_sgd(
                 anchor=state.anchor,
                 aggregator=optax.EmptyState(),
                 outer=outer.init(state.anchor),
-                unsent=no_steps(axis_name),
+                unsent=no_steps(params, axis_name),
                 succeeded=jnp.ones((), bool),
                 counts=state.diagnostics,
             )

@@ -143,9 +143,8 @@ def streaming_diloco(
         return parts_of(tree, params, fragments, split)
 
     def init_counted(params: PyTree) -> Counted:
-        del params
         _axis.require_bound(axis_name)
-        return Counted(jnp.zeros((), jnp.int32), (no_steps(axis_name),) * fragments)
+        return Counted(jnp.zeros((), jnp.int32), (no_steps(params, axis_name),) * fragments)
 
     def count(
         updates: PyTree,
@@ -157,7 +156,9 @@ def streaming_diloco(
     ) -> tuple[PyTree, Counted]:
         del extra_args
         require_params(params, axis_name)
-        updates, one = apply_finite_step(params, updates, no_steps(axis_name), weight, axis_name)
+        updates, one = apply_finite_step(
+            params, updates, no_steps(params, axis_name), weight, axis_name
+        )
         done = tuple(jax.tree.map(jnp.add, before, one) for before in state.done)
         return updates, Counted(following(state.step, period), done)
 
@@ -194,7 +195,7 @@ def streaming_diloco(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
-                unsent=no_steps(axis_name),
+                unsent=no_steps(params, axis_name),
                 succeeded=jnp.zeros((), bool),
                 counts=initial_diagnostics(),
             )
@@ -224,7 +225,7 @@ def streaming_diloco(
                 displacements = displacement(before.anchor, x, u)
                 weighted = weight is not None
                 after = exchange(before, displacements, done, participates, weighted, **extra_args)
-                return after, no_steps(axis_name)
+                return after, no_steps(params, axis_name)
 
             begins = schedule.begins(number, counted.step) & ~before.succeeded
             after, done = collective_cond(begins, averaged, lambda _: (before, done))

@@ -35,7 +35,7 @@ def _means(
     workers = _axis.size(axis_name)
     if weight is None:
         return jax.tree.map(lambda x: lax.psum(x, names) / workers, values)
-    weighed = weigh(axis_name, weight)
+    weighed = weigh(axis_name, weight, values)
     total = lax.psum(_axis.as_varying(weight, axis_name), names)
 
     def mean(x: jax.Array) -> jax.Array:
