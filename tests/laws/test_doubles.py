@@ -80,7 +80,7 @@ def test_an_earlier_step() -> None:
 def test_several_steps() -> None:
     with jax.enable_x64(True):
         found = results(jaxcomm.accumulate(jaxcomm.mean(), 2), 2)[1]
-    expected = np.einsum("tn,tnd->d", WEIGHTS, GIVEN) / WEIGHTS.sum()
+    expected = np.einsum("tn,tni->i", WEIGHTS, GIVEN) / WEIGHTS.sum()
     np.testing.assert_allclose(found, [expected] * N, rtol=0, atol=EXACT)
 
 
@@ -108,7 +108,7 @@ def test_local_steps(case: LocalCase) -> None:
     with jax.enable_x64(True):
         found = _moved(case.neutral(optax.sgd(-1.0), 2), 2)
     totals, taken = WEIGHTS.sum(axis=0), WEIGHTS > 0
-    moved = np.einsum("tn,tnd->nd", taken, GIVEN)
+    moved = np.einsum("tn,tni->ni", taken, GIVEN)
     np.testing.assert_allclose(found, [mean_of(totals, moved)] * N, rtol=0, atol=EXACT)
 
 
