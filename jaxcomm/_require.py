@@ -364,8 +364,14 @@ def require_state(state: Any, kind: type, holder: str) -> None:
         )
 
 
-def own_weight(weight: jax.Array | float) -> jax.Array:
-    """This worker's weight, float32[]; NaN if it is out of range, which makes the mean NaN.
+def weight_dtype(tree: Any) -> Any:
+    """The dtype of weights beside these leaves: float64 if one of them is, and else float32."""
+    is_double = any(jnp.result_type(x) == np.float64 for x in jax.tree.leaves(tree))
+    return jnp.dtype(np.float64 if is_double else np.float32)
+
+
+def own_weight(weight: jax.Array | float, dtype: Any = jnp.float32) -> jax.Array:
+    """This worker's weight, [] of `dtype`; NaN if it is out of range, which makes the mean NaN.
 
     The range is 0, or from 2^-100 to 2^100. In this range, quotients of weights and sums of weights
     over workers neither overflow nor underflow.
@@ -388,4 +394,5 @@ def own_weight(weight: jax.Array | float) -> jax.Array:
         lax.bitcast_convert_type(x, jnp.uint32) for x in (own, jnp.float32(_LEAST_WEIGHT))
     )
     tiny = bits - 1 < least - 1
-    return jnp.where((own >= 0) & (own <= _MOST_WEIGHT) & ~tiny, own, jnp.nan)
+    exactly = own if dtype == jnp.float32 else jnp.asarray(weight, dtype)
+    return jnp.where((own >= 0) & (own <= _MOST_WEIGHT) & ~tiny, exactly, jnp.nan)

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 
+import jaxcomm
 from jaxcomm import _noise
 
 
@@ -67,3 +69,13 @@ def test_untyped_and_several_keys_are_refused(key: jax.Array) -> None:
 def test_a_generator_that_differs_under_vmap_is_refused() -> None:
     with pytest.raises(ValueError, match=r"threefry2x32 key, got .*rbg"):
         _noise.make_key(0, jax.random.key(0, impl="rbg"))
+
+
+def test_branches_over_different_leaves_draw_apart() -> None:
+    """From one seed, and of equal leaves."""
+    tx = optax.partition(
+        {name: jaxcomm.global_qsgd(levels=1) for name in "ab"}, {"a": "a", "b": "b"}
+    )
+    given = dict.fromkeys("ab", jnp.stack([jnp.linspace(0.1, 1.0, 64)] * 2))
+    found, _ = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name="data")(given)
+    assert 8 < np.sum(np.asarray(found["a"][0] != found["b"][0])) < 56

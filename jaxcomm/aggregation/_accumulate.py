@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm._require import checked, flag_of_all, own_weight, require_state
+from jaxcomm._require import checked, flag_of_all, own_weight, require_state, weight_dtype
 from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._switch import collective_cond
 
@@ -85,7 +85,7 @@ def accumulate(
         def zeros(x: jax.Array) -> jax.Array:
             return jnp.zeros(x.shape, x.dtype if x.dtype.itemsize >= 4 else jnp.float32)
 
-        return mark(jax.tree.map(zeros, tree), jnp.zeros((), jnp.float32))
+        return mark(jax.tree.map(zeros, tree), jnp.zeros((), weight_dtype(tree)))
 
     def init_fn(params: PyTree) -> AccumulateState:
         _axis.require_bound(axis_name)
@@ -105,7 +105,7 @@ def accumulate(
         require_state(state, AccumulateState, "`accumulate`")
         require_floating(updates)
         _axis.require_local(updates, axis_name)
-        new_weight = own_weight(1.0 if weight is None else weight)
+        new_weight = own_weight(1.0 if weight is None else weight, weight_dtype(updates))
         running = _axis.own(state.own, axis_name)
         total = running["weight"] + new_weight
 

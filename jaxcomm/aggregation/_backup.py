@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import checked, own_weight, require_state
+from jaxcomm._require import checked, own_weight, require_state, weight_dtype
 from jaxcomm.aggregation._delayed import require_count
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
 
@@ -159,7 +159,7 @@ def backup(
         else:
             raise ValueError("`backup` draws `times`: leave out `finish_times`, or `times`.")
         counts = is_among_first(of_all, _axis.index(axes), workers - backups)
-        own = own_weight(1.0 if weight is None else weight)
+        own = own_weight(1.0 if weight is None else weight, weight_dtype(updates))
         result, inner = tx.update(
             updates, state.inner, params, weight=jnp.where(counts, own, 0.0), **extra_args
         )

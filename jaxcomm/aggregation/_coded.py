@@ -256,7 +256,7 @@ def coded_mean(
         if not units:
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
-            arrays = [*map(weigh(axis_name, weight), arrays)]
+            arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
         memories = restore_memories(state, split)
         if any(map(remembers, memories)):
             require_last_stage(outer_axes, axis_name)

@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import PerWorker, PyTree
 from jaxcomm._buckets import require_floating
 from jaxcomm._ordered import after
-from jaxcomm._require import checked, own_weight, remedy, require_state
+from jaxcomm._require import checked, own_weight, remedy, require_state, weight_dtype
 from jaxcomm._resizing import resized_by, weighted_mean_of_workers
 from jaxcomm._sharded import require_shards
 from jaxcomm.aggregation._agreement import all_finite, everywhere
@@ -74,7 +74,8 @@ def delayed(
     Raises:
       ValueError: If `tx` is not an aggregator, or `staleness` is not a Python int of at least 0. In
         `init`, if `axis_name` of `tx` is not bound. In `update`, if an update is already summed or
-        not floating-point, or the result is an inner stage of `hierarchical`.
+        not floating-point, the result is an inner stage of `hierarchical`, or the state is of
+        another `staleness`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -107,7 +108,7 @@ def delayed(
         require_shards()
         ring = {
             "mean": jax.tree.map(lambda x: lax.broadcast(jnp.zeros_like(x), (staleness,)), params),
-            "weight": jnp.ones(staleness, jnp.float32),
+            "weight": jnp.ones(staleness, weight_dtype(params)),
         }
         own = resized_by(_axis.marked(ring, axes), weighted_mean_of_workers)
         return DelayedState(jnp.zeros((), jnp.int32), own, tx.init(params))
@@ -129,7 +130,15 @@ def delayed(
         _axis.require_local(updates, axes, extra_args.get("shard_axes", ()))
         # A state that `init` has just made is not typed as different by worker.
         ring = _axis.local_params(_axis.own(state.own, axes), axes)
-        own = _axis.as_varying(own_weight(1.0 if weight is None else weight), axes)
+        if (slots := len(ring["weight"])) != staleness:
+            raise ValueError(
+                f"This state is of `delayed` with `staleness`={slots}, and not {staleness}: keep "
+                f"that number, or make a new state with `jaxcomm.init`, without the {slots} "
+                "gradients that wait."
+            )
+        own = _axis.as_varying(
+            own_weight(1.0 if weight is None else weight, weight_dtype(updates)), axes
+        )
         # A mean over no samples is often NaN, which would make means of the ring NaN.
         counted = jax.tree.map(lambda x: jnp.where(own == 0, jnp.zeros((), x.dtype), x), updates)
         old = jax.tree.map(

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Context, Memory
 from jaxcomm._require import checked
+from jaxcomm._steps import following
 from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
@@ -28,7 +29,8 @@ class FetchMemory(NamedTuple):
 
     momentum: jax.Array  # float32[rows, columns]
     error: jax.Array  # float32[rows, columns]
-    step: jax.Array  # uint32[], the steps that changed this memory
+    epoch: jax.Array  # uint32[], how often the hashes have changed
+    since: jax.Array  # uint32[], the steps that changed this memory since then
 
 
 def require_steps(reseed_every: int | None) -> None:
@@ -155,26 +157,25 @@ def fetch_sgd(
     def current(context: Context) -> tuple[Context, FetchMemory]:
         """The context with the hashes of this step, and the memory under them."""
         memory = context.memory.shared
+        old = seeded(context, memory.epoch)
         if reseed_every is None:
-            return context, memory
-        period = jnp.uint32(reseed_every)
-        epoch = memory.step // period
+            return old, memory
+        due = memory.since >= reseed_every
+        epoch = memory.epoch + due.astype(jnp.uint32)
         new = seeded(context, epoch)
 
         def move(tables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            old = seeded(context, epoch - 1)
             return tuple(moved(table, context.shape, old, new) for table in tables)
 
-        due = (memory.step % period == 0) & (memory.step > 0)
         tables = memory.momentum, memory.error
         velocity, error = lax.cond(due, move, lambda tables: tables, tables)
-        return new, FetchMemory(velocity, error, memory.step)
+        return new, FetchMemory(velocity, error, epoch, jnp.where(due, 0, memory.since))
 
     def init(x: jax.Array) -> Memory:
         require_countable(x.size)
         like = jax.eval_shape(lambda x: table_of(x, Context.of(x)), x)
         empty = jnp.zeros(like.shape, like.dtype)
-        return Memory((), FetchMemory(empty, empty, jnp.zeros((), jnp.uint32)))
+        return Memory((), FetchMemory(empty, empty, jnp.uint32(0), jnp.uint32(0)))
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
@@ -196,7 +197,9 @@ def fetch_sgd(
             update = to_dense(estimate[chosen], chosen, x.shape)
             hit = table_of(update, context) != 0
             masked = jnp.where(hit, 0, velocity) if momentum_masking else velocity
-            after = FetchMemory(masked, jnp.where(hit, 0, error), memory.step + 1)
+            after = FetchMemory(
+                masked, jnp.where(hit, 0, error), memory.epoch, following(memory.since)
+            )
             units.append(Encoded(part.context, Memory((), after), update))
 
         def sent() -> list[jax.Array]:

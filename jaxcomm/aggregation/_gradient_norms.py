@@ -94,7 +94,7 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
         mean, after = inner.update(updates, state.inner, params, **extra)
         own = _axis.as_varying(_square_norm(updates), axes)
-        own = own if weight is None else weigh(axes, weight)(own)
+        own = own if weight is None else weigh(axes, weight, own)(own)
         before = lax.psum(own, axes) / _axis.size(axes)
         diagnostics = {
             "gradient_norm": jnp.sqrt(_square_norm(mean)),

@@ -6,7 +6,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import own_weight
+from jaxcomm._require import own_weight, weight_dtype
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
 
 
@@ -89,7 +89,8 @@ def hierarchical(
             )
             after.append(new_state)
             if weight is not None and level + 1 < len(stages):
-                weight = lax.psum(_axis.as_varying(own_weight(weight), axes[level]), axes[level])
+                own = own_weight(weight, weight_dtype(updates))
+                weight = lax.psum(_axis.as_varying(own, axes[level]), axes[level])
         return updates, tuple(after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

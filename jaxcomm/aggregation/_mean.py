@@ -43,7 +43,7 @@ def _summed(
     """The mean over workers by an all-reduce in at least float32."""
     workers = _axis.size(axis_name)
     small = headroom(workers)
-    weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
+    weighed = (lambda x: x) if weight is None else weigh(axis_name, weight, leaves)
 
     def widened(x: jax.Array) -> jax.Array:
         wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)

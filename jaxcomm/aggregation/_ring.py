@@ -108,7 +108,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         units, _, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:
-            units = [*map(weigh(axis_name, weight), units)]
+            units = [*map(weigh(axis_name, weight, units), units)]
         return join([_ring_mean(x, axis_name) for x in units]), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

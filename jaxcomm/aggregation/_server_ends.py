@@ -194,7 +194,7 @@ class CodedEnd:
         """Sends each owner its rows, encoded; the owner averages in float32."""
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         split = self._units(rows)
-        weighed = (lambda x: x) if weight is None else weigh(axis_name, weight)
+        weighed = (lambda x: x) if weight is None else weigh(axis_name, weight, split.arrays)
         arrays = [*map(weighed, split.arrays)]
         contexts = self._contexts(split, coins, memory)
 

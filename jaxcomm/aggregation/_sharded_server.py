@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._buckets import explicit_spec, require_floating, resharded
-from jaxcomm._require import checked, own_weight, require_axis_name, require_codec, require_state
+from jaxcomm._require import (
+    checked,
+    own_weight,
+    require_axis_name,
+    require_codec,
+    require_state,
+    weight_dtype,
+)
 from jaxcomm._resizing import resized_by
 from jaxcomm._sharded import require_shards
 from jaxcomm._units import Scope
@@ -293,7 +300,11 @@ def sharded_server(
             is_leaf=_is_marked,
         )
         pull_memory = _axis.own(state.pull, axis_name)
-        own_share = None if weight is None else _axis.as_varying(own_weight(weight), axis_name)
+        own_share = (
+            None
+            if weight is None
+            else _axis.as_varying(own_weight(weight, weight_dtype(updates)), axis_name)
+        )
         rows = rows_of(updates)
         if not any(x.size for x in jax.tree.leaves(updates)):  # Nothing to send.
             slices, after = inner.update(

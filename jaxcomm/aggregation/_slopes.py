@@ -62,7 +62,7 @@ def mean_along(
     """The mean over workers and directions of slope times direction, and whether it is finite."""
     workers = _axis.size(axes)
     small = headroom(workers)
-    scaled = slopes if weight is None else weigh(axes, weight)(slopes)
+    scaled = slopes if weight is None else weigh(axes, weight, slopes)(slopes)
     total = lax.psum(_axis.as_varying(scaled, axes) * small, axes) / (workers * small)
     finite = jnp.all(jnp.isfinite(total))
     combined = directions.combined(total / slopes.size)

@@ -10,6 +10,7 @@ import optax
 
 from jaxcomm._base import PyTree
 from jaxcomm._require import checked, require_state
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._stages import (
     averages_over,
@@ -95,8 +96,12 @@ def in_stages(
     stages: Sequence[optax.GradientTransformationExtraArgs],
     stage_of: Callable[[jax.Array], jax.Array],
     user: str,
+    period: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs stage number `stage_of(step)`; all stages share one state. Errors name `user`."""
+    """Runs stage number `stage_of(step)`; all stages share one state. Errors name `user`.
+
+    After at most 2^30 steps, `stage_of` must be constant or have the `period`.
+    """
     stages = tuple(stages)
     axes = common_axes(stages, user)
 
@@ -119,7 +124,7 @@ def in_stages(
         result, inner = collective_switch(
             stage_of(state.step), [partial(run, stage) for stage in stages]
         )
-        return result, WarmupState(optax.safe_increment(state.step), inner)
+        return result, WarmupState(following(state.step, period), inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -51,7 +51,7 @@ def ad_psgd(
 
     Raises:
       ValueError: If `staleness` is negative, the graph is directed or not connected, or a matching
-        contains two edges of the same worker.
+        contains two edges of the same worker. In `update`, if the state has another `staleness`.
 
     Example:
       >>> import optax

@@ -9,10 +9,10 @@ import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import names_itself, require_codec
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import Link, MixingStep, to_links
-from jaxcomm.gossip._to_mixing import to_mixing
 
 
 def require_step_size(step_size: float) -> None:
@@ -44,7 +44,7 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
     """
     if not 0 < contraction <= 1:
         raise ValueError(f"`contraction` must be in (0, 1], got {contraction!r}.")
-    mixing = require_fixed(require_symmetric(to_mixing(mixing), "choco_sgd"), "choco_step_size")
+    mixing = require_fixed(require_symmetric(agreeing(mixing), "choco_sgd"), "choco_step_size")
     eigenvalues = np.linalg.eigvalsh(mixing.matrices[0])
     others = eigenvalues[:-1] if len(eigenvalues) > 1 else np.zeros(1)
     r, b = 1 - float(np.abs(others).max()), float(1 - eigenvalues[0])
@@ -110,7 +110,7 @@ def choco_sgd(
     """
     require_codec(codec, user="choco_sgd")
     require_step_size(step_size)
-    mixing = require_symmetric(to_mixing(mixing), "choco_sgd")
+    mixing = require_symmetric(agreeing(mixing), "choco_sgd")
     if per_neighbor is None:
         per_neighbor = not mixing.constant
     if not per_neighbor:

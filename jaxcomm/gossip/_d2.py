@@ -9,9 +9,9 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._require import names_itself
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep
-from jaxcomm.gossip._to_mixing import to_mixing
 
 
 @names_itself
@@ -54,7 +54,7 @@ def d2(
       Tang et al., `D2: Decentralized Training over Decentralized Data
       <https://arxiv.org/abs/1803.07068>`_, 2018.
     """
-    mixing = require_fixed(require_symmetric(to_mixing(mixing), "d2"), "d2")
+    mixing = require_fixed(require_symmetric(agreeing(mixing), "d2"), "d2")
     smallest = float(np.linalg.eigvalsh(mixing.matrices[0])[0])
     if smallest <= -1 / 3 + 1e-9:
         raise ValueError(

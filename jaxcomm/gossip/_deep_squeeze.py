@@ -8,11 +8,11 @@ import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
 from jaxcomm._require import names_itself, require_codec
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep
-from jaxcomm.gossip._to_mixing import to_mixing
 
 
 @names_itself
@@ -68,7 +68,7 @@ def deep_squeeze(
     """
     require_codec(codec, user="deep_squeeze")
     require_step_size(step_size)
-    mixing = require_symmetric(to_mixing(mixing), "deep_squeeze")
+    mixing = require_symmetric(agreeing(mixing), "deep_squeeze")
 
     def start(units: list[jax.Array]) -> PyTree:
         for x in units:

@@ -7,10 +7,10 @@ import optax
 
 from jaxcomm._base import AxisName, PyTree
 from jaxcomm._require import names_itself
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
 from jaxcomm.gossip._neighbors import MixingStep
-from jaxcomm.gossip._to_mixing import to_mixing
 
 Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
@@ -73,8 +73,10 @@ def dpsgd(
       and cast them in the loss.
 
     Raises:
-      ValueError: If the graph is directed or not connected. In `init` and `update`, if the number
-        of nodes is not the number of workers, or the parameters do not differ by worker.
+      ValueError: If the graph is directed, or the workers never agree: the graph, or those of a
+        list together, are not connected, or an eigenvalue other than the 1 of the mean has a
+        magnitude of 1 or more. In `init` and `update`, if the number of nodes is not the number of
+        workers, or the parameters do not differ by worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -95,7 +97,7 @@ def dpsgd(
     """
     if order not in get_args(Order):
         raise ValueError(f"`order` must be one of {get_args(Order)}, got {order!r}.")
-    mixing = require_symmetric(to_mixing(mixing), "dpsgd")
+    mixing = require_symmetric(agreeing(mixing), "dpsgd")
 
     def method(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]

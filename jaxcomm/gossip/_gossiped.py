@@ -17,6 +17,7 @@ from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resizing import resized_by, total_on_the_first
 from jaxcomm._sharded import MixingUpdate
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -169,7 +170,7 @@ def gossiped(
         """By what this worker's step is scaled: 1 without weights, NaN if a weight is invalid."""
         if weight is None:
             return jnp.ones((), jnp.float32)
-        own = _axis.as_varying(own_weight(weight), axis_name)
+        own = _axis.as_varying(own_weight(weight, _dtypes(params)[1]), axis_name)
         if not weighs_steps:
             return jnp.where(own == 0, 0, own / own)
         return mixing_step_of(state, params, 1, present).relative(own)
@@ -213,18 +214,22 @@ def gossiped(
         wide = _dtypes(params)[1]
         steps, join = units_of(updates, wide)
         if not steps:
-            return updates, state._replace(step=state.step + 1)
+            return updates, state._replace(step=following(state.step, mixing.period))
         units, _ = units_of(params, wide)
         share = share_of(state, params, weight, present) if share is None else share
         applied = _fits(params, updates, share) if applies is None else applies
         scaled = _scaled(updates, share, wide)
         taken = jax.tree.map(lambda step: jnp.where(applied, step, 0), scaled)
         steps, _ = units_of(taken, wide)
-        skipped_steps = _axis.own(state.skipped_steps, axis_name) + jnp.where(applied, 0, 1)
+        skipped_steps = _axis.own(state.skipped_steps, axis_name)
+        skipped_steps = jnp.where(applied, skipped_steps, optax.safe_increment(skipped_steps))
         mixing_step = mixing_step_of(state, params, len(units), present)
         if weight is not None:
-            mixing_step = mixing_step._replace(weight=jnp.where(applied, own_weight(weight), 0))
+            mixing_step = mixing_step._replace(
+                weight=jnp.where(applied, own_weight(weight, wide), 0)
+            )
         memory = _axis.own(state.own, axis_name)
+        _require_memory(memory, jax.eval_shape(start, units))
         changes, memory, disagreement = method(mixing_step, memory, units, steps)
         if exact is not None:
             changes, memory = _with_exact_mean(mixing_step, average, exact, units, changes, memory)
@@ -250,7 +255,7 @@ def gossiped(
             }
         return join(changes), GossipState(
             key=state.key,
-            step=state.step + 1,
+            step=following(state.step, mixing.period),
             own=_axis.marked(memory, axis_name),
             skipped_steps=_axis.marked(skipped_steps, axis_name),
             diagnostics=report,
@@ -258,6 +263,20 @@ def gossiped(
 
     update = MixingUpdate(update_fn, _axis.names(axis_name), share_of, _fits)
     return optax.GradientTransformationExtraArgs(init_fn, update)
+
+
+def _require_memory(memory: PyTree, expected: PyTree) -> None:
+    """Raises unless a memory has the structure and the shapes of the expected one."""
+
+    def form(tree: PyTree) -> tuple[Any, list[Any]]:
+        return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+    if form(memory) != form(expected):
+        raise ValueError(
+            "This state belongs to another gossip method, or to one with another setting, such as "
+            "`overlap` or `staleness`: keep those of the state, or make a new one with "
+            "`jaxcomm.init`."
+        )
 
 
 def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:

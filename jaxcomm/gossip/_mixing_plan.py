@@ -30,12 +30,15 @@ class Mixing(NamedTuple):
         active, equal on all workers; `None` if all are always active.
       exclusive: Whether at most one matrix is active per step: exactly one if the probabilities
         add to 1. Otherwise, each is active independently of the others.
+      period: The number of steps after which `active` repeats, if it depends on the step; 1 if
+        matrices are drawn, or always active.
     """
 
     matrices: tuple[np.ndarray, ...]
     probabilities: tuple[float, ...] = (1.0,)
     active: Active | None = None
     exclusive: bool = False
+    period: int = 1
 
     @property
     def workers(self) -> int:

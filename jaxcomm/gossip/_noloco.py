@@ -10,10 +10,10 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
 from jaxcomm._require import names_itself
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, toward
-from jaxcomm.gossip._to_mixing import to_mixing
 
 
 class NoLoCoMemory(NamedTuple):
@@ -21,21 +21,22 @@ class NoLoCoMemory(NamedTuple):
 
     anchor: list[jax.Array]  # phi, the parameters after the last exchange
     momentum: list[jax.Array]  # delta
-    weight: jax.Array  # float32[], the sum of the weights of the steps since the last exchange
+    weight: jax.Array  # [] in their dtype, the sum of the steps' weights since the last exchange
 
 
 def _every(mixing: Mixing, period: int) -> Mixing:
-    """The mixing in every `period`-th step; nothing is sent in the others."""
+    """The next step of the mixing in every `period`-th step; nothing is sent in the others."""
     always = np.ones(len(mixing.matrices), bool)
 
     def active(key: jax.Array, step: jax.Array) -> jax.Array:
-        flags = mixing.active(key, step) if mixing.active else jnp.asarray(always)
-        return flags & ((step + 1) % jnp.uint32(period) == 0)
+        exchange, since = jnp.divmod(step, jnp.uint32(period))
+        flags = mixing.active(key, exchange) if mixing.active else jnp.asarray(always)
+        return flags & (since == period - 1)
 
     if period == 1:
         return mixing
     chances = tuple(each / period for each in mixing.probabilities)
-    return mixing._replace(probabilities=chances, active=active)
+    return mixing._replace(probabilities=chances, active=active, period=period * mixing.period)
 
 
 @names_itself
@@ -67,7 +68,7 @@ def noloco(
 
     Args:
       mixing: Who meets whom, such as :func:`random_pairs`; or anything symmetric that :func:`dpsgd`
-        takes, whose weights then replace 1/2.
+        takes, whose weights then replace 1/2. Of a list, each exchange uses one item.
       period: H, an int of at least 1.
       momentum: :math:`\alpha` in [0, 1); may be traced, as the next two.
       learning_rate: :math:`\beta`, above 0.
@@ -86,7 +87,7 @@ def noloco(
       numbers 1, it is :func:`dpsgd` in the order `"adapt_then_combine"`.
 
     Raises:
-      ValueError: If a number is out of range, or weights are not symmetric.
+      ValueError: If a number is out of range, weights are not symmetric, or workers never agree.
 
     Example:
       >>> import jaxcomm, optax
@@ -111,10 +112,11 @@ def noloco(
     for name, value in (("learning_rate", learning_rate), ("pull", pull)):
         if not isinstance(value, jax.core.Tracer) and not value > 0:
             raise ValueError(f"`{name}` must be above 0, got {value!r}.")
-    symmetric = require_symmetric(to_mixing(mixing), "noloco")
+    symmetric = require_symmetric(agreeing(mixing), "noloco")
 
     def start(units: list[jax.Array]) -> NoLoCoMemory:
-        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], jnp.zeros((), jnp.float32))
+        zero = jnp.zeros((), units[0].dtype if units else jnp.float32)
+        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], zero)
 
     def method(
         mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]

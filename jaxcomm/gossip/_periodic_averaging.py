@@ -9,6 +9,7 @@ import optax
 
 from jaxcomm._base import PyTree
 from jaxcomm._sharded import MixingUpdate
+from jaxcomm._steps import following
 
 
 class ExactAverageState(NamedTuple):
@@ -79,7 +80,7 @@ def periodic_averaging(
         exact: jax.Array | bool = False,
         **extra_args: Any,
     ) -> tuple[PyTree, ExactAverageState]:
-        step = optax.safe_increment(state.step)
+        step = following(state.step, period)
         now = (step % period == 0) | jnp.asarray(exact)
         updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
         return updates, ExactAverageState(step, after)

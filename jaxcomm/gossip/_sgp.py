@@ -8,9 +8,9 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._require import names_itself
+from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep
-from jaxcomm.gossip._to_mixing import to_mixing
 
 
 class PushSum(NamedTuple):
@@ -63,7 +63,7 @@ def sgp(
 
     Raises:
       ValueError: If `overlap` is negative, the columns do not add to 1, or the graph is not
-        strongly connected.
+        strongly connected. In `update`, if the state has another `overlap`.
 
     Example:
       >>> import optax
@@ -76,7 +76,7 @@ def sgp(
     """
     if not isinstance(overlap, int) or isinstance(overlap, bool) or overlap < 0:
         raise ValueError(f"`overlap` must be a Python int of at least 0, got {overlap!r}.")
-    mixing = to_mixing(mixing, "push")
+    mixing = agreeing(mixing, "push")
 
     def start(units: list[jax.Array]) -> PushSum:
         mass = jnp.ones((), units[0].dtype if units else jnp.float32)

@@ -106,6 +106,8 @@ def _one_of(
     graphs: Sequence[Graph | np.ndarray],
     rule: Rule,
     which: Callable[[jax.Array, jax.Array, int], jax.Array],
+    *,
+    in_turn: bool,
 ) -> Mixing:
     """Mixing with one active matrix per step, with the index `which(key, step, count)`."""
     matrices = _to_matrices(graphs, rule)
@@ -116,6 +118,7 @@ def _one_of(
         (1 / count,) * count,
         lambda key, step: which(key, step, count) == number,
         exclusive=True,
+        period=count if in_turn else 1,
     )
 
 
@@ -138,7 +141,7 @@ def cyclic(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> M
       >>> mixing.degree, mixing.expected_rounds
       (1, 1.0)
     """
-    return _one_of(graphs, rule, lambda key, step, count: step % jnp.uint32(count))
+    return _one_of(graphs, rule, lambda key, step, count: step % jnp.uint32(count), in_turn=True)
 
 
 def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") -> Mixing:
@@ -161,7 +164,10 @@ def randomized(graphs: Sequence[Graph | np.ndarray], rule: Rule = "metropolis") 
       (0.5, 0.5)
     """
     return _one_of(
-        graphs, rule, lambda key, step, count: jax.random.randint(key, (), 0, count, jnp.uint32)
+        graphs,
+        rule,
+        lambda key, step, count: jax.random.randint(key, (), 0, count, jnp.uint32),
+        in_turn=False,
     )
 
 

@@ -137,4 +137,4 @@ def power_sgd(
     stages = [
         aggregator(projection(rank, side, drawn=drawn, factor_codec=factor_codec)) for side in sides
     ]
-    return in_stages(stages, lambda step: step % 2, "power_sgd")
+    return in_stages(stages, lambda step: step % 2, "power_sgd", 2)

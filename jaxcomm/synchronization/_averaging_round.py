@@ -23,7 +23,7 @@ class Rounds(NamedTuple):
     aggregator: Any
     outer: Any
     unsent: PerWorker  # each worker's steps that the last round should have counted, but did not
-    succeeded: jax.Array  # bool[], whether the last round succeeded
+    succeeded: jax.Array  # bool[], whether the last round succeeded; if late, is under way
     counts: dict[str, jax.Array]  # float32[], `skipped_steps` before it, `skipped_exchanges` rounds
 
 

@@ -51,7 +51,7 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
     identity = jnp.eye(workers, dtype=bool)
 
     def barrier(step: jax.Array) -> Barrier:
-        due = (step + 1) % period == 0
+        due = step % period == period - 1
         return Barrier(identity | due, jnp.where(due, jnp.full(workers, seconds, jnp.float32), 0))
 
     return barrier

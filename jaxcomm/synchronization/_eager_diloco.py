@@ -10,6 +10,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import names_itself, require_axis_name, require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import outer_step
@@ -129,8 +130,8 @@ def eager_diloco(
             since=zero,
             own=_axis.marked(OwnState(anchor, outer_tx.init(anchor), nothing), axis_name),
             aggregator=combine.init(wide(params)),
-            done=no_steps(axis_name),
-            late_done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
+            late_done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -146,7 +147,7 @@ def eager_diloco(
         require_params(params, axis_name)
         participates = takes_part(present, axis_name)
         updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
-        local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
+        local = state._replace(step=following(state.step), since=state.since + 1, done=done)
         own: OwnState = _axis.own(state.own, axis_name)
 
         def exchange() -> tuple[PyTree, EagerState]:
@@ -184,7 +185,9 @@ def eager_diloco(
                 ),
                 averaged.aggregator,
                 jax.tree.map(lambda a, b: jnp.where(participates, a, b), done, state.late_done),
-                jax.tree.map(lambda a, b: jnp.where(participates, a, b), no_steps(axis_name), done),
+                jax.tree.map(
+                    lambda a, b: jnp.where(participates, a, b), no_steps(params, axis_name), done
+                ),
                 counts,
             )
             failed = {

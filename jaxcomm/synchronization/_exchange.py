@@ -10,6 +10,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
@@ -101,7 +102,7 @@ def average_every(
             anchor=anchor,
             aggregator=combine.init(wide(params)),
             outer=outer_tx.init(anchor),
-            done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -118,14 +119,14 @@ def average_every(
         require_params(params, axis_name)
         participates = takes_part(present, axis_name)
         updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
-        local = state._replace(step=state.step + 1, since=state.since + 1, done=done)
+        local = state._replace(step=following(state.step), since=state.since + 1, done=done)
 
         def exchange() -> tuple[PyTree, LocalState]:
             before = Rounds(
                 anchor=state.anchor,
                 aggregator=state.aggregator,
                 outer=state.outer,
-                unsent=no_steps(axis_name),
+                unsent=no_steps(params, axis_name),
                 succeeded=jnp.ones((), bool),
                 counts=state.diagnostics,
             )

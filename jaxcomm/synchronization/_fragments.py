@@ -43,6 +43,13 @@ class Schedule(NamedTuple):
         """Whether the step applies the result of an exchange of the fragment."""
         return self.begins(fragment, step - self.overlap)
 
+    def is_over(self, fragment: int, step: Any) -> Any:
+        """Whether a result of the fragment would have arrived by the step.
+
+        One that is still under way then is of a state with another period or overlap.
+        """
+        return (step - self.offset(fragment)) % self.period >= self.overlap
+
 
 class Counted(NamedTuple):
     """What the steps between exchanges change, except parameters and the inner optimizer's."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import PyTree
+from jaxcomm._steps import following
 from jaxcomm.synchronization._require import require_int
 
 
@@ -120,6 +121,6 @@ def proximal_point(strength: float, restart_period: int) -> optax.GradientTransf
         total = jax.tree.map(
             lambda g, x, y: g + (strength * (x - y)).astype(g.dtype), updates, params, center
         )
-        return total, ProximalState(state.step + 1, center)
+        return total, ProximalState(following(state.step, restart_period), center)
 
     return optax.GradientTransformation(init_fn, update_fn)

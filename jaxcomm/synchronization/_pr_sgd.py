@@ -9,6 +9,7 @@ import optax
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import names_itself, require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
@@ -113,7 +114,7 @@ def pr_sgd(
             since=zero,
             optimizer=local_optimizer.init(params),
             anchor=first_anchor(params, axis_name),
-            done=no_steps(axis_name),
+            done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
         )
 
@@ -133,7 +134,7 @@ def pr_sgd(
         updates, optimizer = local_optimizer.update(updates, state.optimizer, params, **extra)
         updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
         local = state._replace(
-            step=state.step + 1, since=state.since + 1, optimizer=optimizer, done=done
+            step=following(state.step), since=state.since + 1, optimizer=optimizer, done=done
         )
 
         def exchange() -> tuple[PyTree, PrSgdState]:
@@ -141,7 +142,7 @@ def pr_sgd(
                 anchor=state.anchor,
                 aggregator=optax.EmptyState(),
                 outer=outer.init(state.anchor),
-                unsent=no_steps(axis_name),
+                unsent=no_steps(params, axis_name),
                 succeeded=jnp.ones((), bool),
                 counts=state.diagnostics,
             )

@@ -11,6 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
 from jaxcomm._require import names_itself, require_axis_name, require_transformation
+from jaxcomm._steps import following
 from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
@@ -145,9 +146,8 @@ def streaming_diloco(
         return parts_of(tree, params, fragments, split)
 
     def init_counted(params: PyTree) -> Counted:
-        del params
         _axis.require_bound(axis_name)
-        return Counted(jnp.zeros((), jnp.int32), (no_steps(axis_name),) * fragments)
+        return Counted(jnp.zeros((), jnp.int32), (no_steps(params, axis_name),) * fragments)
 
     def count(
         updates: PyTree,
@@ -159,9 +159,11 @@ def streaming_diloco(
     ) -> tuple[PyTree, Counted]:
         del extra_args
         require_params(params, axis_name)
-        updates, one = apply_finite_step(params, updates, no_steps(axis_name), weight, axis_name)
+        updates, one = apply_finite_step(
+            params, updates, no_steps(params, axis_name), weight, axis_name
+        )
         done = tuple(jax.tree.map(jnp.add, before, one) for before in state.done)
-        return updates, Counted(state.step + 1, done)
+        return updates, Counted(following(state.step, period), done)
 
     def exchange(
         fragment: Rounds,
@@ -196,8 +198,8 @@ def streaming_diloco(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
-                unsent=no_steps(axis_name),
-                succeeded=jnp.ones((), bool),
+                unsent=no_steps(params, axis_name),
+                succeeded=jnp.zeros((), bool),
                 counts=initial_diagnostics(),
             )
             for part in fragments_of(params, params)
@@ -225,22 +227,27 @@ def streaming_diloco(
             displacements = displacement(before.anchor, *parts[number])
             weighted = weight is not None
             after = exchange(before, displacements, done, participates, weighted, **extra_args)
-            return [*kept[:number], (after, no_steps(axis_name)), *kept[number + 1 :]]
+            return [*kept[:number], (after, no_steps(params, axis_name)), *kept[number + 1 :]]
 
         # The branches of one conditional: a step begins one exchange at most.
         branches = [functools.partial(exchanged, number) for number in range(fragments)]
-        begins = [schedule.begins(number, counted.step) for number in range(fragments)]
+        begins = [
+            schedule.begins(number, counted.step) & ~kept[number][0].succeeded
+            for number in range(fragments)
+        ]
         chosen = jnp.argmax(jnp.stack([*begins, jnp.ones((), bool)]))
         after, done = zip(*collective_switch(chosen, [*branches, lambda: kept]), strict=True)
 
-        def merged(number: int, x: Fragment, u: Fragment) -> Fragment:
-            arrives = schedule.arrives(number, counted.step)
-            applies = arrives & participates & after[number].succeeded
+        def merged(number: int, own: Rounds, x: Fragment, u: Fragment) -> tuple[Fragment, Rounds]:
+            arrives = schedule.is_over(number, counted.step) & own.succeeded
             local_params = jax.tree.map(jnp.add, wide(x), wide(u))
-            steps = updates_to(mixed(local_params, after[number].anchor), x)
-            return jax.tree.map(lambda a, u: jnp.where(applies, a, u), steps, u)
+            steps = updates_to(mixed(local_params, own.anchor), x)
+            applies = arrives & participates
+            changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), steps, u)
+            return changes, own._replace(succeeded=own.succeeded & ~arrives)
 
-        changes = [merged(number, *part) for number, part in enumerate(parts)]
+        each = [merged(number, after[number], *part) for number, part in enumerate(parts)]
+        changes, after = zip(*each, strict=True)
         # Every fragment counts each step, so the total is their maximum, not their sum.
         skipped_steps = jnp.max(jnp.stack([fragment.counts["skipped_steps"] for fragment in after]))
         failed = sum(fragment.counts["skipped_exchanges"] for fragment in after)

@@ -11,14 +11,14 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import is_all_manual
-from jaxcomm._require import own_weight, presence
+from jaxcomm._require import own_weight, presence, weight_dtype
 from jaxcomm.synchronization._wide import narrow, wide
 
 
 class Steps(NamedTuple):
     """The steps of a worker since the last averaging round; stored with a leading axis `[1]`."""
 
-    weight: jax.Array  # float32[], the sum of the weights of applied steps; 1 each by default
+    weight: jax.Array  # float32[], or float64[] if a parameter is: the sum of the applied steps'
     skipped_steps: jax.Array  # float32[], the number of skipped non-finite steps
 
 
@@ -32,9 +32,10 @@ def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(of_the_first, wide(params))
 
 
-def no_steps(axis_name: AxisName) -> PerWorker:
+def no_steps(params: PyTree, axis_name: AxisName) -> PerWorker:
     """The value before the first step."""
-    return _axis.marked(Steps(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)), axis_name)
+    zeros = Steps(jnp.zeros((), weight_dtype(params)), jnp.zeros((), jnp.float32))
+    return _axis.marked(zeros, axis_name)
 
 
 def require_params(params: PyTree, axis_name: AxisName) -> None:
@@ -77,7 +78,7 @@ def apply_finite_step(
     Raises:
       ValueError: As `own_weight` does, or if `done` has another number of workers.
     """
-    local_weight = own_weight(1.0 if weight is None else weight)
+    local_weight = own_weight(1.0 if weight is None else weight, weight_dtype(params))
     finite = _is_finite(jax.tree.map(jnp.add, params, updates))
     applied = finite & (local_weight != 0)
     # An invalid weight is a user error, not a failed step.
@@ -114,8 +115,8 @@ class WeightedAverage(NamedTuple):
     mean: PyTree  # equal on all workers
     aggregator: Any
     done: PerWorker  # reset for workers that participated
-    weight: jax.Array  # float32[], the weight of this worker
-    total: jax.Array  # float32[], the sum of the weights of all workers
+    weight: jax.Array  # [], the weight of this worker
+    total: jax.Array  # [], the sum of the weights of all workers
     skipped_steps: jax.Array  # float32[], of all participants since their last averaging round
 
 
@@ -178,7 +179,8 @@ def weighted_average(
     skipped_steps = jnp.where(
         participates, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
     )
-    local = _axis.local_params((local_weight, skipped_steps), axis_name)
+    both = local_weight, skipped_steps.astype(local_weight.dtype)
+    local = _axis.local_params(both, axis_name)
     # Beside sharded parameters, an array might be sharded too, for all that the types say.
     total, skipped_by_all = lax.psum(jnp.stack(local) if is_all_manual() else local, axis_name)
     extra = {**extra_args, "weight": local_weight} if weighted else extra_args
@@ -191,5 +193,10 @@ def weighted_average(
     mean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(total), x, jnp.nan), mean)
     after = jax.tree.map(lambda x: jnp.where(participates, 0, x), steps)
     return WeightedAverage(
-        mean, state, _axis.marked(after, axis_name), local_weight, total, skipped_by_all
+        mean,
+        state,
+        _axis.marked(after, axis_name),
+        local_weight,
+        total,
+        skipped_by_all.astype(jnp.float32),
     )

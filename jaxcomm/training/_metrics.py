@@ -35,7 +35,7 @@ def _means(
     workers = _axis.size(axis_name)
     if weight is None:
         return jax.tree.map(lambda x: lax.psum(x, names) / workers, values)
-    weighed = weigh(axis_name, weight)
+    weighed = weigh(axis_name, weight, values)
     total = lax.psum(_axis.as_varying(weight, axis_name), names)
 
     def mean(x: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def reduce_metrics(
             "`metrics` as a period returns NaN in the steps between, which `jax_debug_nans` "
             "reports as an error: use 'mean' or 'own' with it."
         )
-    due = (_steps_so_far(opt_state).astype(jnp.int32) + 1) % metrics == 0
+    due = _steps_so_far(opt_state) % metrics == metrics - 1
     return collective_cond(
         due,
         floating,

@@ -198,7 +198,7 @@ def make_overlapped_step(
         run = shard_map(on_worker, mesh, (specs[0], whole, whole, whole), specs)
         return typed_as(run(x, arrival, diagnostics, present), (x, diagnostics))
 
-    def cleared(done: PerWorker) -> PerWorker:
+    def cleared(done: PyTree) -> PyTree:
         return typed_as(jax.tree.map(jnp.zeros_like, done), done)
 
     first = 0 if donate else ()
@@ -206,6 +206,8 @@ def make_overlapped_step(
     compiled_merge = jax.jit(merge, donate_argnums=first)
     per_worker = NamedSharding(mesh, PartitionSpec(_axis.names(axis_name)))
     compiled_cleared = jax.jit(cleared, out_shardings=per_worker)
+    compiled_landed = jax.jit(cleared, out_shardings=NamedSharding(beside, whole))
+    began: list[bool] = []
 
     def number_of(step: Any, number: int | None) -> int:
         if isinstance(step, jax.core.Tracer):
@@ -261,10 +263,10 @@ def make_overlapped_step(
             present = presence(present, workers)
         now = number_of(streams.step, number)
         traced = is_traced((params, opt_state, batch))
-        exchange_, merge_, cleared_ = (
-            (exchange, merge, cleared)
+        exchange_, merge_, cleared_, landed_ = (
+            (exchange, merge, cleared, cleared)
             if traced
-            else (compiled_exchange, compiled_merge, compiled_cleared)
+            else (compiled_exchange, compiled_merge, compiled_cleared, compiled_landed)
         )
         params, (inner, counted), values = local_step(
             params, (inner, Counted(streams.step, streams.done)), batch, key=key, shared=shared
@@ -273,6 +275,10 @@ def make_overlapped_step(
             present = cast(jax.Array, np.asarray(present))  # It is for both meshes.
         fragments = [*(streams.fragments if traced else placed(streams.fragments))]
         done, diagnostics = [*counted.done], streams.diagnostics
+        under_way = [False] * schedule.fragments
+        if not traced and not began:  # The first state may be of another period or overlap.
+            under_way = [bool(fragment.succeeded) for fragment in fragments]
+            began.append(True)
         (axis,) = params.per_worker
         own = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params.per_worker[axis]
@@ -280,7 +286,7 @@ def make_overlapped_step(
         parts = streaming.parts_of(params.per_worker[axis], own)
 
         for index in range(schedule.fragments):
-            if schedule.begins(index, now):
+            if schedule.begins(index, now) and not under_way[index]:
                 if not traced:  # Two exchanges in flight might need more threads than there are.
                     jax.block_until_ready(fragments)
                     fragments[index] = unshared(fragments[index])
@@ -291,13 +297,15 @@ def make_overlapped_step(
                 fragments[index] = exchange_(fragments[index], sent[0], sent[1], present, earlier)
                 done[index] = cleared_(done[index])
         for index in range(schedule.fragments):
-            if schedule.arrives(index, now):
+            late = under_way[index] and schedule.is_over(index, now)
+            if schedule.arrives(index, now) or late:
                 new = fragments[index]
                 arrival = _Arrival(new.anchor, new.succeeded, new.counts)
                 arrived = moved(arrival, beside, mesh)
                 x = PerWorker({axis: parts[index]})
                 x, diagnostics = merge_(x, arrived, diagnostics, present)
                 parts[index] = x.per_worker[axis]
+                fragments[index] = new._replace(succeeded=landed_(new.succeeded))
 
         report = {f"diagnostics/{name}": value for name, value in diagnostics.items()}
         streams = StreamingState(counted.step, tuple(done), tuple(fragments), diagnostics)

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import jaxcomm
+from jaxcomm import Context, Diagnostics, Memory
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow
@@ -224,3 +225,15 @@ def test_a_checkpoint_keeps_it(tmp_path: pathlib.Path) -> None:
         restored = checkpointer.restore(tmp_path / "checkpoint", template)
     assert state[0].diagnostics["compression_error"] > 0
     chex.assert_trees_all_equal(restored, state)
+
+
+def test_errors_of_two_stages_are_averaged() -> None:
+    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+        return Diagnostics(x, errors={"lost": jnp.float32(0.25)})
+
+    tx = jaxcomm.two_stage_mean(
+        "data", dither(bits=8)._replace(diagnose=diagnose), diagnostics=True
+    )
+    given = gradients(4)
+    _, state = aggregator(tx, 4, "vmap")(given, initial(tx, given, "vmap"), jnp.ones(4))
+    np.testing.assert_allclose(state.diagnostics["lost"], 0.25, rtol=1e-6)

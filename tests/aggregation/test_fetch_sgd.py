@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from tests.slow import slow
-from tests.workers import aggregate, aggregator, initial
+from tests.workers import aggregate, aggregator, flat, initial
 
 WORKERS, SIZE = 4, 12
 WIDE = 2000.0  # Cells a coordinate: so many that none share a cell in most of five rows.
@@ -107,7 +107,8 @@ def test_tables_move_to_new_hashes() -> None:
         for step in range(1, 7):
             _, state = run(given, state, jnp.ones(WORKERS))
             (memory,) = state.shared
-            assert (np.asarray(memory.step) == step).all()
+            count = int(memory.since) + (reseed_every or 0) * int(memory.epoch)
+            assert count == step
             (cell,) = np.flatnonzero(memory.error)
             np.testing.assert_allclose(np.abs(memory.error.ravel()[cell]), 0.1 * step, rtol=1e-5)
             cells[reseed_every].append(int(cell))
@@ -145,3 +146,26 @@ def test_cells_that_an_update_hits_are_emptied() -> None:
 def test_impossible_options(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jaxcomm.fetch_sgd(sketch_ratio=1.0, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before,after", [(3, 2), (2, 3), (2, None), (None, 2)])
+def test_tables_move_on_with_another_period_and_when_counts_are_full(
+    before: int | None, after: int | None
+) -> None:
+    """Without collisions, updates do not depend on the hashes, only on what is kept of the past."""
+    given = jnp.asarray(np.random.default_rng(4).normal(size=(WORKERS, SIZE)), jnp.float32)
+    settings = {"sketch_ratio": WIDE, "k": 3, "momentum": 0.5, "hashing": "elements"}
+    first, second = (jaxcomm.fetch_sgd(reseed_every=each, **settings) for each in (before, after))
+    fresh, found = initial(first, given, "vmap"), []
+    for methods, count in (((first,), 0), ((first, second), 0), ((first,), 2**32 - 3)):
+        (memory,) = fresh.shared
+        full = jnp.asarray(np.uint32(count))
+        state = fresh._replace(shared=[memory._replace(epoch=full, since=full)])
+        found.append([])
+        for step in range(8):
+            run = aggregator(methods[-1] if step >= 5 else first, WORKERS, "vmap")
+            result, state = run(given, state, jnp.ones(WORKERS))
+            found[-1].append(flat(result))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-4, atol=1e-5)

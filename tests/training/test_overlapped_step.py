@@ -150,6 +150,27 @@ def test_a_state_of_the_one_program_goes_on() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
+def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
+    """A result under way arrives once; `test_resumed` checks the one program against NumPy."""
+    mesh = mesh_of()
+    make = functools.partial(jaxcomm.make_step, loss, mesh=mesh, metrics="own", donate=False)
+    params, state = start(streaming(overlap=before), mesh)
+    step = make(tx=streaming(overlap=before))
+    for target in TARGETS[:change]:
+        params, state, _ = step(params, state, target)
+    tx = streaming(overlap=after)
+    runs = []
+    for step in (make(tx=tx), make_overlapped_step(loss, tx, mesh, second_mesh(mesh))):
+        own, found = jax.tree.map(jnp.copy, (params, state)), []
+        for target in TARGETS[change:]:
+            *own, _ = step(*own, target)
+            found.append(jax.tree.map(np.asarray, own[0].per_worker["data"]))
+        runs.append(found)
+    require_equal(*runs)
+
+
+@pytest.mark.slow
 def test_several_steps_in_one_program() -> None:
     """With numbers, under jit: one period a program; exchanges have no condition."""
     mesh, tx = mesh_of(), streaming()

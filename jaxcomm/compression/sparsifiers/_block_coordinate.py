@@ -105,7 +105,8 @@ def _cyclic(blocks: int) -> _Rule:
         chosen=lambda context: context.statistics.block.astype(jnp.int32),
         # All coordinates are sent exactly in every `blocks` steps.
         claims=Claims(bounded=True),
-        measure=lambda context, x: Turn(context.memory.shared.block.astype(jnp.float32)),
+        # The state may be of more blocks.
+        measure=lambda context, x: Turn((context.memory.shared.block % blocks).astype(jnp.float32)),
         reduce_statistics=Turn("equal"),
         init=lambda x: Memory(shared=Turn(jnp.zeros((), jnp.int32))),
         advance=advance,

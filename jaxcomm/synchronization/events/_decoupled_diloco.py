@@ -158,7 +158,7 @@ def decoupled_diloco(
         unsent = minus(x, base)
         x = chosen(behind, plus(state.anchor, unsent), x)
         base = chosen(behind, state.anchor, base)
-        sends = (event.number + 1) % period == 0
+        sends = event.number % period == period - 1
         each = 1.0 if tokens is None else jnp.asarray(tokens, jnp.float32)[worker]
         weight = jnp.where(sends, period * jnp.square(jnp.float32(each)), 0)
         arrived = state.arrived.at[worker].set(state.arrived[worker] | sends)

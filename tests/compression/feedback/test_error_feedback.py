@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxcomm import Claims, Codec, Coins, Context
-from jaxcomm._marked import with_residual_of
+from jaxcomm._marked import Marked, with_residual_of
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.quantizers import cast, dither, sparse_dither
 from jaxcomm.compression.sparsifiers import top_k
 from pallas_kernels._dispatch import observed
@@ -195,3 +196,38 @@ def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any, residual_dtype: Any
     before = np.concatenate([np.zeros((1, 50)), kept[:-1]])
     precision = 1e-5 if residual_dtype == jnp.float32 else 2.0**-7 * np.abs(kept).max()
     np.testing.assert_allclose(sent + kept, given + before, atol=precision)
+
+
+def _averaging() -> Codec:
+    """A linear codec that sends the mean of its input."""
+
+    def encode(context: Context, x: jax.Array) -> tuple[jax.Array, Any]:
+        return jnp.sum(x / x.size, keepdims=True), context.memory
+
+    return Codec(
+        encode=Marked(encode, linear=True),
+        decode=lambda context, payload: jnp.broadcast_to(payload, context.shape),
+        claims=Claims(contraction=lambda size, workers: 0.1),  # Not for inputs of mean 0.
+    )
+
+
+def test_the_terms_of_a_linear_codec_have_the_coefficient_of_the_residual() -> None:
+    """From a residual whose mean is not 0: those of later steps have none to send."""
+    given = jnp.array([[8.0, -16.0], [4.0, 32.0], [0.0, 0.0]])
+    codec = error_feedback(_averaging(), decay=0.25)
+    moved = codec.init(given[0])._replace(own=FeedbackMemory(jnp.array([16.0, 48.0]), ()))
+    sent, kept = run(codec._replace(init=lambda x: moved), given)
+    residual = np.array([16.0, 48.0])
+    for x, one_sent, one_kept in zip(np.asarray(given), sent, kept, strict=True):
+        whole = x + 0.25 * residual
+        residual = whole - whole.mean()
+        np.testing.assert_array_equal(one_sent, [whole.mean()] * 2)
+        np.testing.assert_array_equal(one_kept, residual)
+
+
+def test_a_residual_that_would_overflow_is_as_before() -> None:
+    """The payload is finite; the sum of update and residual is not."""
+    given = jnp.array([[3e38, -3e38], [3e38, -3e38], [-1e38, 1e38]])
+    sent, kept = run(error_feedback(_averaging()), given)
+    np.testing.assert_array_equal(sent, np.zeros((3, 2)))
+    np.testing.assert_allclose(kept, [[3e38, -3e38], [3e38, -3e38], [2e38, -2e38]], rtol=1e-6)

@@ -1,0 +1,132 @@
+"""Methods refuse a mixing whose workers never agree, and take every one whose workers do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from jaxcomm import compression, gossip
+from tests.gossip.workers import flags_of, start, trajectory
+
+TOP = compression.sparsifiers.top_k(k=3)
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "dpsgd": gossip.dpsgd,
+    "d2": gossip.d2,
+    "choco_sgd": lambda mixing: gossip.choco_sgd(mixing, TOP, step_size=0.1),
+    "choco_step_size": lambda mixing: gossip.choco_step_size(mixing, contraction=0.5),
+    "deep_squeeze": lambda mixing: gossip.deep_squeeze(mixing, TOP, step_size=0.1),
+    "sgp": gossip.sgp,
+    "noloco": gossip.noloco,
+}
+IN_PAIRS = np.kron(np.eye(2), np.full((2, 2), 0.5))
+APART = nx.Graph([(0, 1), (2, 3)])
+SWAP = np.array([[0.0, 1.0], [1.0, 0.0]])
+
+
+def pair(i: int, j: int, own: float = 0.5, n: int = 4) -> np.ndarray:
+    """Workers i and j mix, the others do not."""
+    matrix = np.eye(n)
+    matrix[[i, i, j, j], [i, j, i, j]] = own, 1 - own, 1 - own, own
+    return matrix
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("mixing", "message"),
+    [
+        (IN_PAIRS, r"workers such as \[0, 1\] and \[2, 3\], messages go in no"),
+        (np.eye(4), "is not connected"),
+        (np.array([[-0.2, 1.2], [1.2, -0.2]]), r"of magnitude 1\.4.*`gossip\.lazy"),
+        (SWAP, "of magnitude 1, "),
+    ],
+)
+def test_every_method(method: str, mixing: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        METHODS[method](mixing)
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        [pair(0, 1), pair(2, 3)],
+        gossip.cyclic([APART]),
+        gossip.randomized([APART, IN_PAIRS]),
+        [pair(0, 1, own=0.0), pair(0, 1), pair(2, 3)],
+        gossip.Mixing(
+            (IN_PAIRS, pair(1, 2)), (1.0, 0.0), lambda key, step: np.array([True, False])
+        ),
+        gossip.matcha_plan(gossip.ring(4), budget=0.5)._replace(alpha=1.9),
+        gossip.randomized([SWAP]),
+        # Each averages, and their changes together go too far.
+        gossip.Mixing((pair(0, 1, 0.2, 2), pair(0, 1, 0.2, 2))),
+    ],
+)
+def test_lists_and_draws(mixing: Any) -> None:
+    with pytest.raises(ValueError, match="agree"):
+        gossip.dpsgd(mixing)
+
+
+def test_one_way_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="or in one only"):
+        gossip.sgp(np.array([[1.0, 0.5], [0.0, 0.5]]))
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        np.eye(1),
+        gossip.random_pairs(1),
+        [np.eye(1)],
+        gossip.ring(1),
+        gossip.lazy(SWAP),
+        [pair(0, 1), pair(2, 3), pair(0, 2)],
+        gossip.randomized([SWAP, np.full((2, 2), 0.5)]),
+        [pair(0, 1, own=-0.1), pair(2, 3), pair(0, 2), pair(1, 3)],
+        gossip.to_mixing(gossip.star(5), "best_constant"),  # Negative for the center itself.
+        gossip.path(1000),
+    ],
+)
+def test_what_agrees_is_taken(mixing: Any) -> None:
+    gossip.dpsgd(mixing)
+
+
+def _spread(matrices: list[np.ndarray]) -> float:
+    """The largest difference of workers that begin with all unit vectors, after many products."""
+    mean = 1 / len(matrices[0])
+    product = np.linalg.multi_dot([np.eye(len(matrices[0])), *reversed(matrices)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(12):
+            product = product @ product
+    return float(np.max(np.abs(product - mean)))
+
+
+def test_as_products_do() -> None:
+    """Random lists of weights between pairs, some negative, against 4096 rounds of them."""
+    rng, taken = np.random.default_rng(0), []
+    for _ in range(60):
+        count = rng.integers(1, 5)
+        pairs = [rng.choice(4, 2, replace=False) for _ in range(count)]
+        matrices = [pair(*each, own=rng.choice([-0.4, 0.0, 0.3, 0.9])) for each in pairs]
+        try:
+            gossip.dpsgd(matrices)
+            taken.append(True)
+        except ValueError:
+            taken.append(False)
+        assert taken[-1] == (_spread(matrices) < 1e-3), matrices
+    assert 10 < sum(taken) < 50
+
+
+@pytest.mark.parametrize("period", [2, 4])
+def test_noloco_takes_turns_by_exchanges(period: int) -> None:
+    """Not by steps, of which only every other one is an exchange: all four would never be used."""
+    mixing = gossip.cyclic([pair(0, 1), pair(2, 3), pair(0, 2), pair(1, 3)])
+    x = start(4)
+    tx = gossip.noloco(mixing, period, momentum=0.0, learning_rate=1.0)
+    found, _ = trajectory(tx, x, np.zeros((24 * period, 4, 12), np.float32))
+    order = flags_of(mixing, 4).argmax(axis=1)
+    after = x.astype(np.float64)
+    for number in range(24):
+        after = mixing.matrices[order[number % 4]] @ after
+        np.testing.assert_allclose(found[period * (number + 1) - 1], after, atol=1e-5)
