@@ -5,6 +5,7 @@ axes over which it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the 
 `jax.vmap(axis_name=...)`). Only this module distinguishes them.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
@@ -237,12 +238,60 @@ def own(tree: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree
     return jax.tree_util.tree_map_with_path(take, tree.per_worker[axis])
 
 
-def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def is_simulated(axis_name: AxisName) -> bool:
+    """Whether `jax.vmap` binds an axis, so that nothing is sent over it."""
+    return any(mode(name) == "vmap" for name in names(axis_name))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _as_moved(
+    move: Callable[[jax.Array], jax.Array], sent: list[jax.Array], received: list[jax.Array]
+) -> list[jax.Array]:
+    return received
+
+
+@_as_moved.defjvp
+def _moved_tangents(
+    move: Callable[[jax.Array], jax.Array],
+    primals: tuple[list[jax.Array], list[jax.Array]],
+    tangents: tuple[list[jax.Array], list[jax.Array]],
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    # At least 32 bits, since narrow floats would be moved as words.
+    wide = [x if x.dtype.itemsize >= 4 else x.astype(jnp.float32) for x in tangents[0]]
+    narrow = [move(x).astype(y.dtype) for x, y in zip(wide, primals[1], strict=True)]
+    return primals[1], narrow
+
+
+def as_moved(move: Callable[[jax.Array], jax.Array], sent: PyTree, received: PyTree) -> PyTree:
+    """`received`, with the derivative of `move` applied to each float of `sent`.
+
+    A message consists of words, and a bitcast to them would make each derivative 0.
+
+    Args:
+      move: The exchange, linear, of an array of any shape and dtype. It may hold no traced value,
+        nor an axis that `jax.vmap` binds: JAX calls it later.
+      sent: The tree that was sent.
+      received: The tree that `move` makes of it.
+    """
+    before, (after, treedef) = jax.tree.leaves(sent), jax.tree.flatten(received)
+    floats = [i for i, x in enumerate(after) if jnp.issubdtype(x.dtype, jnp.floating)]
+    if floats:
+        moved = _as_moved(move, [before[i] for i in floats], [after[i] for i in floats])
+        for i, x in zip(floats, moved, strict=True):
+            after[i] = x
+    return jax.tree.unflatten(treedef, after)
+
+
+def _in_words(
+    move: Callable[[jax.Array], jax.Array], x: jax.Array, axis_name: AxisName
+) -> jax.Array:
     """Moves 16-bit and 8-bit floats as unsigned words: XLA widens them in collectives on CPU."""
-    if not (jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4):
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    if not narrow or is_simulated(axis_name):
         return move(x)
     words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return lax.bitcast_convert_type(move(words), x.dtype)
+    received = lax.bitcast_convert_type(move(words), x.dtype)
+    return cast(jax.Array, as_moved(move, x, received))
 
 
 def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -260,7 +309,7 @@ def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
             gathered = lax.all_gather(gathered, name, **options)
         return gathered.reshape(size(axis_name), *x.shape)
 
-    return _in_words(move, x)
+    return _in_words(move, x, axis_name)
 
 
 def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -274,10 +323,12 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
         shape = rows.shape
         rows = rows.reshape(*(lax.axis_size(name) for name in names(axis_name)), *shape[1:])
         for position, name in enumerate(names(axis_name)):
+            # `jax.vmap` exchanges only what it maps. XLA removes the choice between equals.
+            rows = jnp.where(lax.axis_index(name) >= 0, rows, rows)
             rows = lax.all_to_all(rows, name, position, position)
         return rows.reshape(shape)
 
-    return _in_words(move, as_varying(rows, axis_name))
+    return _in_words(move, as_varying(rows, axis_name), axis_name)
 
 
 def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -297,7 +348,8 @@ def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
         shifted = along(x, over[-1:])
         return jnp.where(index(over[-1]) == 0, along(shifted, over[:-1]), shifted)
 
-    return _in_words(lambda x: along(x, names(axis_name)), as_varying(x, axis_name))
+    move = lambda x: along(x, names(axis_name))  # noqa: E731
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
@@ -312,7 +364,7 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
             return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
         return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
 
-    return _in_words(move, as_varying(x, axis_name))
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
@@ -333,7 +385,7 @@ def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]])
         receives = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
         return jnp.where(receives, received, jnp.zeros((), x.dtype))
 
-    return _in_words(move, as_varying(x, axis_name))
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:

@@ -20,7 +20,7 @@ from jaxcomm._base import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import from_message, gather_contents, to_message
 from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._budget_plan import (
@@ -37,7 +37,6 @@ from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._row_exchange import (
     decode_rows,
     encode_rows,
-    gather_rows,
     mean_of_owned,
     split_coins,
 )
@@ -220,7 +219,7 @@ def budgeted_mean(
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]
             for context, mean in zip(contexts, means, strict=True)
         ]
-        gathered = gather_rows(axis_name, resent)
+        gathered = gather_contents(axis_name, resent)
         units = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)

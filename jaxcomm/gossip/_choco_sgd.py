@@ -136,9 +136,7 @@ def choco_sgd(
             codec, mixing_step, [a + b - c for a, b, c in zip(x, steps, copy, strict=True)]
         )
 
-        def contribution(
-            received: jax.Array, weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
             return [weight * d for d in differences], mixing_step.zero
 

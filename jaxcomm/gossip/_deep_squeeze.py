@@ -83,9 +83,7 @@ def deep_squeeze(
         corrected = [a + b + e for a, b, e in zip(x, steps, residual, strict=True)]
         message, sent, decode = encode(codec, mixing_step, corrected)
 
-        def contribution(
-            received: jax.Array, weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
             squares = sum(jnp.sum(jnp.square(d)) for d in differences)
             return [weight * d for d in differences], weight * squares
