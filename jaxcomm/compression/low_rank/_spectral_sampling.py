@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.low_rank._matrices import (
+from pallas_kernels._checks import nondifferentiable
     as_matrix,
     matrix_shape,
     product,
@@ -131,6 +132,7 @@ def spectral_sampling(rank: int) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[SpectralPayload, Memory]:
         if is_exact(context.shape):
             return SpectralPayload(x, jnp.zeros(0, jnp.float32)), context.memory
+        (x,) = nondifferentiable("spectral_sampling", x)
         left, right, values, peak = _components(as_matrix(x))
         codes = _codes(values, rank)
         indices = _systematic.draw(codes, rank, context.coins.private)

@@ -11,6 +11,7 @@ from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._sizes import require_countable
+from pallas_kernels._checks import nondifferentiable
 
 _SWEEPS = 8
 # A level stays at least this fraction of the distance between its two neighbors from either one.
@@ -153,7 +154,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
     bits = (2 * levels + 1).bit_length()
 
     def measure(context: Context, x: jax.Array) -> Levels:
-        magnitudes = jnp.abs(x.ravel())
+        magnitudes = jnp.abs(*nondifferentiable("adaptive_levels", x.ravel()))
         peak = jnp.max(magnitudes, initial=0)
         if levels == 1 or not x.size:
             return Levels(jnp.broadcast_to(peak, (levels,)))
@@ -164,6 +165,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:
+        (x,) = nondifferentiable("adaptive_levels", x)
         require_countable(x.size, (2**32 - 1) // bits)
         flat, fitted = x.ravel(), context.statistics.levels
         lift = _lift(fitted[-1])

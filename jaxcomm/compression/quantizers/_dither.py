@@ -13,6 +13,7 @@ from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm._marked import ResidualDecode
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize import dequantize, quantize
 
 DEFAULT_LEVELS = 15
@@ -152,7 +153,7 @@ def dither(
         levels = DEFAULT_LEVELS
 
     def measure(context: Context, x: jax.Array) -> _norms.Statistics:
-        return chosen.measure(x)
+        return chosen.measure(*nondifferentiable("dither", x))
 
     def chosen_field(context: Context) -> _fields.Field:
         field = _fields.choose_field(levels, bits, context.workers)

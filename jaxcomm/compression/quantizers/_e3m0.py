@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.pack import pack, unpack
 
 _BITS = 4
@@ -63,6 +64,7 @@ def e3m0() -> Codec:
     norm = NORMS["max"]
 
     def encode(context: Context, x: jax.Array) -> tuple[E3M0Payload, Memory]:
+        (x,) = nondifferentiable("e3m0", x)
         flat, peak = x.ravel(), context.statistics.max_abs
         # XLA multiplies by the reciprocal, which is 0 for the largest numbers if not scaled before.
         mantissa, exponent = jnp.frexp(jnp.where(peak > 0, peak, 1))
@@ -94,7 +96,7 @@ def e3m0() -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: norm.measure(x),
+        measure=lambda context, x: norm.measure(*nondifferentiable("e3m0", x)),
         reduce_statistics=norm.reduce_statistics,
         claims=Claims(variance=lambda size, workers: 1 / 8 + size * workers / 2**14),
         layout="shared_statistics",

@@ -11,6 +11,7 @@ from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rou
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from jaxcomm.compression.quantizers._norms import small_peak
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.pack import bits_for_sum, pack, unpack
 
 MOST_SAMPLED = 2**16
@@ -40,6 +41,7 @@ def _width(levels: int, workers: int) -> int:
 
 
 def _measure(context: Context, x: jax.Array) -> MinMax:
+    (x,) = nondifferentiable("min_max_dither", x)
     if not x.size:
         return MinMax(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     return MinMax(jnp.max(-x), jnp.max(x))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
+from pallas_kernels._checks import nondifferentiable
 
 
 class OneBitPayload(NamedTuple):
@@ -25,11 +26,13 @@ class ClassMeans(NamedTuple):
 
 
 def _measure(context: Context, x: jax.Array) -> ClassMeans:
+    (x,) = nondifferentiable("one_bit", x)
     over = tuple(range(x.ndim - 1)) if x.ndim > 1 else None
     return ClassMeans(mean_where(x >= 0, x, over), mean_where(x < 0, -x, over))
 
 
 def _encode(context: Context, x: jax.Array) -> tuple[OneBitPayload, Memory]:
+    (x,) = nondifferentiable("one_bit", x)
     return OneBitPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
 
 

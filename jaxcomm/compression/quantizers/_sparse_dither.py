@@ -19,6 +19,7 @@ from jaxcomm.compression._overflow import (
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.quantizers import _fields, _norms
 from jaxcomm.compression.quantizers._dither import round_to_levels
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize.reference import level_step
 
 
@@ -130,7 +131,7 @@ def sparse_dither(
         encode=encode,
         decode=decode,
         init=lambda x: Memory(no_overflow(), ()),
-        measure=lambda context, x: chosen.measure(x),
+        measure=lambda context, x: chosen.measure(*nondifferentiable("sparse_dither", x)),
         reduce_statistics=chosen.reduce_statistics,
         diagnose=diagnose,
     )

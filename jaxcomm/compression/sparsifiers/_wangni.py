@@ -10,6 +10,7 @@ from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
+from pallas_kernels._checks import nondifferentiable
 
 ROUNDS = 2  # of the greedy algorithm, as in the paper
 MOST_COORDINATES = 2**28
@@ -116,6 +117,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
             return SparsePayload(
                 pack_indices(empty, layout_of(0)), jnp.zeros(0, jnp.float32)
             ), context.memory
+        (flat,) = nondifferentiable("wangni", flat)
         codes = _codes(flat, count)
         indices = _systematic.draw(codes, count, context.coins.private)
         values = (
