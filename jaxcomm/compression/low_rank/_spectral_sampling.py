@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.low_rank._matrices import (
-from pallas_kernels._checks import nondifferentiable
     as_matrix,
     matrix_shape,
     product,
     require_count,
 )
+from pallas_kernels._checks import nondifferentiable
 
 
 class SpectralPayload(NamedTuple):

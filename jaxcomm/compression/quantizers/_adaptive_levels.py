@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._sizes import require_countable
 from pallas_kernels._checks import nondifferentiable
 
@@ -159,8 +160,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
         if levels == 1 or not x.size:
             return Levels(jnp.broadcast_to(peak, (levels,)))
         drawn, weights = _sampled(magnitudes, sample_size)
-        lift = _lift(peak)
-        unit = drawn * lift / jnp.where(peak > 0, peak * lift, 1)
+        unit = over_peak(drawn, peak)
         # The last level is 1, so the largest one is exactly the peak.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 

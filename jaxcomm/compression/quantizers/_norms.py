@@ -49,10 +49,7 @@ Statistics: TypeAlias = MaxAbs | SumOfSquares
 def l2_norm(x: jax.Array) -> jax.Array:
     """The l2 norm, finite and exact to rounding whenever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
-    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-    unit = jnp.where(peak > 0, peak * lift, 1)
-    return peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
+    return peak * jnp.sqrt(jnp.sum(jnp.square(over_peak(x, peak))))
 
 
 def _l2_measure(x: jax.Array) -> SumOfSquares:

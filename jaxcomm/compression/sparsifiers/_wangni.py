@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
 from pallas_kernels._checks import nondifferentiable
@@ -29,9 +30,7 @@ def _greedy(x: jax.Array, count: int) -> jax.Array:
     r"""Probabilities proportional to :math:`|x_j|`, up to 1, with a sum of at most `count`."""
     magnitudes = jnp.abs(x)
     peak = jnp.max(magnitudes, initial=0)
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
-    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-    relative = magnitudes * lift / jnp.where(peak > 0, peak * lift, 1)
+    relative = over_peak(magnitudes, peak)
     total = _sum(relative)
     probabilities = jnp.minimum(relative * (count / jnp.where(total > 0, total, 1)), 1)
     for _ in range(ROUNDS):
