@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
@@ -49,7 +50,7 @@ def _components(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax
     rows, columns = matrix.shape
     tall = matrix if rows >= columns else matrix.T
     peak = jnp.max(jnp.abs(tall))
-    scaled = tall / jnp.where(peak > 0, peak, 1)  # Squares neither overflow nor vanish.
+    scaled = over_peak(tall, peak)  # Squares neither overflow nor vanish.
     _, vectors = jnp.linalg.eigh(product(scaled.T, scaled))
     images = product(scaled, vectors)
     values = jnp.sqrt(jnp.sum(images**2, axis=0))

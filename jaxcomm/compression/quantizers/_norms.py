@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.compression._means import over_peak
+
 
 class Norm(NamedTuple):
     """A norm computed in two steps, between which statistics may be reduced over workers.
