@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _noise
+from jaxcomm import _axis, _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, SparseDecode, entries_of
 from jaxcomm._marked import Marked
@@ -163,8 +163,8 @@ def variable_length(
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= place.room
 
-        # Outside the branches: `jax.vmap` of a step does not map keys within them.
-        start = _start(context.coins.public, place.number)
+        # `jax.vmap` of a step types all inputs of a branch as its predicate.
+        start = _axis.varying_like(_start(context.coins.public, place.number), fits)
 
         def as_rows() -> jax.Array:
             return write(written.fields, ends - lengths, place.room)
@@ -203,7 +203,7 @@ def variable_length(
         lengths, parameter = lengths_of(payload, place)
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= place.room
-        here = _place(context.coins.public, count)
+        here = _axis.varying_like(_place(context.coins.public, count), fits)
         stream = Stream(payload.words, ends - lengths, parameter, payload.table)
 
         def from_rows() -> jax.Array:

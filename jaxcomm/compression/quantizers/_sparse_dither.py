@@ -13,6 +13,7 @@ from jaxcomm.compression._overflow import (
     Policy,
     choose_form,
     decoded_to_nan,
+    nan_unless,
     no_overflow,
     overflow_totals,
 )
@@ -114,11 +115,12 @@ def sparse_dither(
 
     def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
         codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
-        values = codes * level_step(chosen.value(context.statistics), levels * context.count)
+        scale = chosen.value(context.statistics)
+        values = codes * level_step(scale, levels * context.count)
         indices = payload.indices.astype(jnp.uint32)
         size = math.prod(context.shape)
         dense = jnp.zeros(max(size, 1), jnp.float32).at[indices].set(values, mode="drop")[:size]
-        return dense.reshape(context.shape)
+        return nan_unless(jnp.isfinite(scale), dense).reshape(context.shape)  # All codes are 0.
 
     def fits(context: Context, payload: SparseDitherPayload) -> jax.Array:
         return payload.total <= capacity

@@ -96,11 +96,11 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         own = context.memory.own
         update = jnp.pad(x.ravel(), fill).reshape(bins, width)
         total = jnp.pad((before + x).ravel(), fill).reshape(bins, width)
-        ahead = jnp.abs(total + update)
+        ahead = jnp.abs(total / 2 + update / 2)  # Halves, since sums of huge ones overflow.
         peaks = jnp.max(jnp.abs(total), axis=1)
         # Divides before adding, since the sum of huge peaks may overflow.
         scale = jnp.sum(peaks / max(bins, 1)).astype(jnp.float32)
-        wanted = (ahead >= peaks[:, None]) & (total != 0)
+        wanted = (ahead >= peaks[:, None] / 2) & (total != 0)
         best, indices = lax.top_k(jnp.where(wanted, ahead, -1), entries)
         negative = jnp.take_along_axis(total, indices, axis=1) < 0
         symbols = 1 + 2 * indices.astype(jnp.uint32) + negative.astype(jnp.uint32)
