@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
+from jaxcomm._moved import as_moved
 from jaxcomm._units import LARGE
 from pallas_kernels._dispatch import target
 
@@ -108,7 +109,7 @@ class Message(NamedTuple):
         """The contents as received, with a derivative.
 
         Args:
-          move: The exchange, as in :func:`jaxcomm._axis.as_moved`.
+          move: The exchange, as in :func:`jaxcomm._moved.as_moved`.
           like: A tree like the contents of one message. Default: these contents.
           many: Whether `move` returns several messages, `[senders, words]`.
         """
@@ -117,7 +118,7 @@ class Message(NamedTuple):
         like = self.contents if like is None else like
         unpack = lambda words: from_message(words, like)  # noqa: E731
         received = (jax.vmap(unpack) if many else unpack)(move(self.words))
-        return _axis.as_moved(move, self.contents, received)
+        return as_moved(move, self.contents, received)
 
 
 def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:

@@ -41,15 +41,17 @@ from jaxcomm.aggregation._row_exchange import (
     split_coins,
 )
 from jaxcomm.aggregation._rows import from_rows, to_rows
+from pallas_kernels._checks import nondifferentiable
 
 
 def _messages(
     codec: Codec, parts: list[Part], rows: list[Context], count: int
 ) -> tuple[jax.Array, PyTree]:
     """The message to each owner, `[count, words]`, and the shapes of what it packs."""
+    units = nondifferentiable("budgeted_mean", *(part.x for part in parts))
     contents = [
-        encode_rows(codec, context, to_rows(part.x, count))[0]
-        for part, context in zip(parts, rows, strict=True)
+        encode_rows(codec, context, to_rows(x, count))[0]
+        for x, context in zip(units, rows, strict=True)
     ]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), contents)
     messages: jax.Array = jax.vmap(to_message)(contents)
@@ -158,6 +160,7 @@ def budgeted_mean(
       ValueError: If an option is out of range, or a codec is biased or has memory; in `update`, if
         `slow` names a worker that does not exist, `axis_name` is not bound, or an update is already
         summed.
+      TypeError: If an update is differentiated: what owners receive is words.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

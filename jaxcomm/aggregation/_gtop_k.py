@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis, _units
 from jaxcomm._base import AxisName
+from jaxcomm._moved import as_moved
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import coded_mean
@@ -67,7 +68,7 @@ def _received(
             )
         )
         start = middle + count
-    return cast(list[_Entries], _axis.as_moved(move, sent, found))
+    return cast(list[_Entries], as_moved(move, sent, found))
 
 
 def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
@@ -137,7 +138,8 @@ def gtop_k(
     Returns:
       A transformation to place before the optimizer. Updates are equal on all workers, with at most
       :math:`k` nonzero coordinates per unit. A non-finite coordinate on any worker makes them NaN
-      on all workers, and changes no residual. `update(..., weight=w)` computes a weighted mean.
+      on all workers, and changes no residual. `update(..., weight=w)` computes a weighted mean. Its
+      derivative is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an

@@ -80,6 +80,7 @@ def global_qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `bits` cannot hold the sum over the
         workers, if `axis_name` is not bound, or if an update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Warns:
       UserWarning: In `update`, if `bits` leaves fewer than 4 levels for this number of workers.
@@ -153,6 +154,7 @@ def qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -215,6 +217,7 @@ def sparse_global_qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

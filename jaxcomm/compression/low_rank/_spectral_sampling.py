@@ -99,6 +99,7 @@ def spectral_sampling(rank: int) -> Codec:
 
     Raises:
       ValueError: If `rank` is out of range.
+      TypeError: If it is differentiated: the probabilities of the draw are integers.
 
     Example:
       >>> import jax.numpy as jnp

@@ -129,6 +129,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

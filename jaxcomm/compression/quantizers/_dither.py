@@ -118,6 +118,7 @@ def dither(
     Raises:
       ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot
         hold the sum of all workers' codes.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Warns:
       UserWarning: When encoding, if `bits` leaves fewer than 4 levels.

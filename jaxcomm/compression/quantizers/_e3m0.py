@@ -43,6 +43,9 @@ def e3m0() -> Codec:
       bits per coordinate, and its statistic is one float32. `combine` is `None`, because sums of
       powers of two are no powers of two: receivers add in float32.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context

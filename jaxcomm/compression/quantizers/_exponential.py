@@ -37,6 +37,9 @@ def exponential_dither() -> Codec:
       A codec. Its payload has one uint8 per coordinate, the sign and the exponent. Its statistic is
       one float32. It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context

@@ -46,6 +46,7 @@ def fixed_threshold(threshold: float) -> Codec:
 
     Raises:
       ValueError: If `threshold` is not a positive finite number.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

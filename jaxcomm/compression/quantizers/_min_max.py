@@ -80,6 +80,7 @@ def min_max_dither(*, levels: int) -> Codec:
 
     Raises:
       ValueError: If `levels` is out of range. When encoding, if no field holds the sum of codes.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

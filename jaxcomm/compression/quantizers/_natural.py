@@ -42,6 +42,9 @@ def natural() -> Codec:
       not powers of two. Magnitudes above :math:`2^{127}` are rounded down to it, which is biased.
       Denormals become zero.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context

@@ -70,6 +70,9 @@ def one_bit() -> Codec:
       on each worker. If workers reduce them, or the units of a tree share them, each is the maximum
       of the means, for which no bound holds. `combine` is `None`.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context

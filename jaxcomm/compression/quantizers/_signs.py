@@ -46,6 +46,9 @@ def signs() -> Codec:
       A codec without statistics. Its payload has 1 bit per coordinate, in uint32 words. `combine`
       is `None`.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
@@ -97,6 +100,9 @@ def scaled_signs() -> Codec:
       magnitudes cannot be added. The bound and the identity hold for each worker's own magnitude.
       If workers reduce it, or the units of a tree share it, it is the largest of these magnitudes,
       for which no bound holds.
+
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -66,6 +66,7 @@ def sparse_dither(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

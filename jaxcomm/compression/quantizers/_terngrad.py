@@ -43,6 +43,7 @@ def ternary(*, clip: float | None = None) -> Codec:
 
     Raises:
       ValueError: If `clip` is not a positive Python number.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

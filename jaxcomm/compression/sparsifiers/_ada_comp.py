@@ -57,6 +57,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

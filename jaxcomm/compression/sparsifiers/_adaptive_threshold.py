@@ -62,6 +62,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
 
     Raises:
       ValueError: If `ratio` is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -64,6 +64,7 @@ def coarse_top_k(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -60,7 +60,8 @@ def nonzero(
 
     Returns:
       A codec that keeps the `overflow` of the last step and states its `contraction`, `density`.
-      `combine` is `None`.
+      `combine` is `None`. Its derivative is that of the sent values, for the selection that it
+      made.
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the

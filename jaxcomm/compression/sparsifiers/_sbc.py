@@ -60,6 +60,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
 
     Raises:
       ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -85,6 +85,7 @@ def variance_based(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -76,6 +76,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     Raises:
       ValueError: If an option is out of range, or, when encoding, if there are more than 2**28
         coordinates.
+      TypeError: If it is differentiated: the probabilities of the draw are integers.
 
     Example:
       >>> import jax.numpy as jnp
