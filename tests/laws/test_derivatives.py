@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, rows
-from tests.cases._gossip import GossipCase, gossip_rows
+from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
 from tests.gossip import workers as gossip_workers
 from tests.workers import aggregator, initial
 
@@ -122,3 +122,22 @@ def test_derivatives_of_gossip(case: GossipCase) -> None:
     run = lambda x: step(x, state, jnp.asarray(update))[0]  # noqa: E731
     found, expected = directional(along(run, jnp.asarray(x), jnp.asarray(direction)))
     close(found, expected, 5e-3)
+
+
+def test_derivatives_of_gossip_in_16_bits() -> None:
+    """Forward and reverse, those of float32; the mixing of a ring is symmetric."""
+    (case,) = (row for row in GOSSIP if row.name == "dpsgd")
+    tx, direction = case.make(4), np.random.default_rng(3).normal(size=(4, 12))
+
+    def derivatives(dtype: Any) -> Any:
+        x = jnp.asarray(gossip_workers.start(4), dtype)
+        state = gossip_workers.initial(tx, x, on_mesh=True)
+        run = lambda x: gossip_workers.on_mesh(tx, 4)(x, state, jnp.zeros_like(x))[0]  # noqa: E731
+        along = jnp.asarray(direction, dtype)
+        return jax.jvp(run, (x,), (along,))[1], *jax.vjp(run, x)[1](along)
+
+    forward, reverse = derivatives(jnp.float32)
+    np.testing.assert_allclose(forward, case.mixing(4).matrices[0] @ direction, atol=1e-5)
+    np.testing.assert_allclose(reverse, forward, atol=1e-5)
+    for narrow in derivatives(jnp.bfloat16):
+        np.testing.assert_allclose(narrow.astype(jnp.float32), forward, atol=0.03)
