@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _rounds
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._deferred import are_averaged
-from jaxcomm._require import user_of
+from jaxcomm._moved import as_moved
+from jaxcomm._unbound import unbound
 
 Mode = Literal["checked", "unchecked", "vmap"]
 
@@ -37,27 +37,12 @@ def varying(x: jax.Array) -> frozenset[str]:
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
-def _unbound(axis_name: AxisName, nowhere: str, state: str = "") -> ValueError:
-    """The error if an axis is not bound: the others, if any are; else `state` and `nowhere`."""
-    name, *others = names(axis_name)
-    unbound = f"`axis_name`={axis_name if others else name!r} is not bound here"
-    found = sorted(getattr(jax.extend.core, "unsafe_get_axis_names_DO_NOT_USE", manual)())
-    if not found:
-        return ValueError(f"{state}{unbound}. {nowhere}")
-    user = user_of(axis_name)
-    given = f" to `{user}`" if user else ""
-    or_others = " (or others of them)" if len(found) > 1 else ""
-    return ValueError(
-        f"{unbound}, where the axes are {found}: pass `axis_name={found[0]!r}`{or_others}{given}."
-    )
-
-
 def index(axis_name: AxisName) -> jax.Array:
     """This worker's index, int32[]; the first axis varies slowest."""
     try:
         return lax.axis_index(names(axis_name))
     except NameError as error:
-        raise _unbound(
+        raise unbound(
             axis_name,
             "Call this inside `jax.shard_map` over a mesh with this axis, or use `jaxcomm.init`, "
             "`jaxcomm.make_step` or `jaxcomm.simulate`, which bind it.",
@@ -161,7 +146,7 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
 def require_bound(axis_name: AxisName) -> None:
     """Raises if state that differs by worker is initialized outside `jax.shard_map`."""
     if not is_bound(axis_name):
-        raise _unbound(
+        raise unbound(
             axis_name,
             "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`. To a framework "
             "that calls `tx.init`, such as `TrainState.create`, pass `tx._replace(init=lambda "
@@ -255,12 +240,21 @@ def own(tree: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree
     return jax.tree_util.tree_map_with_path(take, tree.per_worker[axis])
 
 
-def _in_words(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def is_simulated(axis_name: AxisName) -> bool:
+    """Whether `jax.vmap` binds an axis, so that nothing is sent over it."""
+    return any(mode(name) == "vmap" for name in names(axis_name))
+
+
+def _in_words(
+    move: Callable[[jax.Array], jax.Array], x: jax.Array, axis_name: AxisName
+) -> jax.Array:
     """Moves 16-bit and 8-bit floats as unsigned words: XLA widens them in collectives on CPU."""
-    if not (jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4):
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    if not narrow or is_simulated(axis_name):
         return move(x)
     words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return lax.bitcast_convert_type(move(words), x.dtype)
+    received = lax.bitcast_convert_type(move(words), x.dtype)
+    return cast(jax.Array, as_moved(move, x, received))
 
 
 def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -278,7 +272,7 @@ def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
             gathered = lax.all_gather(gathered, name, **options)
         return gathered.reshape(size(axis_name), *x.shape)
 
-    return _in_words(move, x)
+    return _in_words(move, x, axis_name)
 
 
 def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -292,10 +286,12 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
         shape = rows.shape
         rows = rows.reshape(*(lax.axis_size(name) for name in names(axis_name)), *shape[1:])
         for position, name in enumerate(names(axis_name)):
+            # `jax.vmap` exchanges only what it maps. XLA removes the choice between equals.
+            rows = jnp.where(lax.axis_index(name) >= 0, rows, rows)
             rows = lax.all_to_all(rows, name, position, position)
         return rows.reshape(shape)
 
-    return _in_words(move, as_varying(rows, axis_name))
+    return _in_words(move, as_varying(rows, axis_name), axis_name)
 
 
 def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -315,7 +311,8 @@ def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
         shifted = along(x, over[-1:])
         return jnp.where(index(over[-1]) == 0, along(shifted, over[:-1]), shifted)
 
-    return _in_words(lambda x: along(x, names(axis_name)), as_varying(x, axis_name))
+    move = lambda x: along(x, names(axis_name))  # noqa: E731
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
@@ -330,7 +327,7 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
             return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
         return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
 
-    return _in_words(move, as_varying(x, axis_name))
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
@@ -351,7 +348,7 @@ def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]])
         receives = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
         return jnp.where(receives, received, jnp.zeros((), x.dtype))
 
-    return _in_words(move, as_varying(x, axis_name))
+    return _in_words(move, as_varying(x, axis_name), axis_name)
 
 
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:

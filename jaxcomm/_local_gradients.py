@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 
 LOCAL = "jaxcomm_local_gradient"
 """The name of local gradients in a program whose types do not say that they are local."""

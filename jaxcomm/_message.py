@@ -2,13 +2,17 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm import _axis
+from jaxcomm._base import AxisName, PyTree
+from jaxcomm._moved import as_moved
 from jaxcomm._units import LARGE
 from pallas_kernels._dispatch import target
 
@@ -90,3 +94,41 @@ def from_message(message: jax.Array, like: PyTree) -> PyTree:
             start += size
         arrays.append(lax.bitcast_convert_type(part, leaf.dtype))
     return jax.tree.unflatten(treedef, arrays)
+
+
+class Message(NamedTuple):
+    """A tree and the words to send for it over an axis."""
+
+    axis_name: AxisName
+    contents: PyTree
+    words: jax.Array
+
+    def moved(
+        self, move: Callable[[jax.Array], jax.Array], like: PyTree = None, *, many: bool = False
+    ) -> PyTree:
+        """The contents as received, with a derivative.
+
+        Args:
+          move: The exchange, as in :func:`jaxcomm._moved.as_moved`.
+          like: A tree like the contents of one message. Default: these contents.
+          many: Whether `move` returns several messages, `[senders, words]`.
+        """
+        if _axis.is_simulated(self.axis_name):
+            return jax.tree.map(move, self.contents)
+        like = self.contents if like is None else like
+        unpack = lambda words: from_message(words, like)  # noqa: E731
+        received = (jax.vmap(unpack) if many else unpack)(move(self.words))
+        return as_moved(move, self.contents, received)
+
+
+def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:
+    """The contents of all workers, `[workers, ...]`, equal on all workers."""
+    message = Message(axis_name, contents, to_message(contents))
+    return message.moved(lambda x: _axis.gather(x, axis_name), many=True)
+
+
+def exchange_rows(axis_name: AxisName, rows: PyTree) -> PyTree:
+    """Sends row k of all leaves `[workers, ...]` to worker k; returns what this worker receives."""
+    like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), rows)
+    message = Message(axis_name, rows, jax.vmap(to_message)(rows))
+    return message.moved(lambda x: _axis.exchange(x, axis_name), like, many=True)

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm._base import CODEC_IN_CHAIN, AxisName, Codec
+from jaxcomm._base import CODEC_IN_CHAIN, Codec
+from jaxcomm._unbound import names_itself
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 _Arguments = ParamSpec("_Arguments")
@@ -53,49 +54,6 @@ def require_axis_name(
         raise ValueError(
             f"`{option}` must name one axis or several distinct axes, got {axis_name!r}."
         )
-
-
-class _GivenTo(str):
-    """The name of an axis, and the function that it was given to."""
-
-    user: str
-
-
-def _given_to(user: str, axis_name: Any) -> Any:
-    """The axis name, or names, which know the function that they were given to first."""
-    if isinstance(axis_name, tuple):
-        return tuple(_given_to(user, name) for name in axis_name)
-    if not isinstance(axis_name, str) or isinstance(axis_name, _GivenTo):
-        return axis_name
-    known = _GivenTo(axis_name)
-    known.user = user
-    return known
-
-
-def names_itself(fn: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Lets an error that `axis_name` is not bound name the function that has this argument."""
-    signature = inspect.signature(fn)
-    if "axis_name" not in signature.parameters:
-        return fn
-
-    @functools.wraps(fn)
-    def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return fn(*args, **kwargs)  # It raises an error that names the function.
-        bound.apply_defaults()
-        axis_name = bound.arguments["axis_name"]
-        bound.arguments["axis_name"] = _given_to(fn.__name__, axis_name)
-        return fn(*bound.args, **bound.kwargs)
-
-    return named
-
-
-def user_of(axis_name: AxisName) -> str | None:
-    """The function that the axis name was given to, if it is known."""
-    first = axis_name if isinstance(axis_name, str) else next(iter(axis_name), "")
-    return getattr(first, "user", None)
 
 
 def presence(present: Any, workers: int) -> jax.Array:

@@ -20,7 +20,7 @@ from jaxcomm._base import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import from_message, gather_contents, to_message
 from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._budget_plan import (
@@ -37,20 +37,21 @@ from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._row_exchange import (
     decode_rows,
     encode_rows,
-    gather_rows,
     mean_of_owned,
     split_coins,
 )
 from jaxcomm.aggregation._rows import from_rows, to_rows
+from pallas_kernels._checks import nondifferentiable
 
 
 def _messages(
     codec: Codec, parts: list[Part], rows: list[Context], count: int
 ) -> tuple[jax.Array, PyTree]:
     """The message to each owner, `[count, words]`, and the shapes of what it packs."""
+    units = nondifferentiable("budgeted_mean", *(part.x for part in parts))
     contents = [
-        encode_rows(codec, context, to_rows(part.x, count))[0]
-        for part, context in zip(parts, rows, strict=True)
+        encode_rows(codec, context, to_rows(x, count))[0]
+        for x, context in zip(units, rows, strict=True)
     ]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), contents)
     messages: jax.Array = jax.vmap(to_message)(contents)
@@ -159,6 +160,7 @@ def budgeted_mean(
       ValueError: If an option is out of range, or a codec is biased or has memory; in `update`, if
         `slow` names a worker that does not exist, `axis_name` is not bound, or an update is already
         summed.
+      TypeError: If an update is differentiated: what owners receive is words.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -220,7 +222,7 @@ def budgeted_mean(
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]
             for context, mean in zip(contexts, means, strict=True)
         ]
-        gathered = gather_rows(axis_name, resent)
+        gathered = gather_contents(axis_name, resent)
         units = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.aggregation._agreement import to_vector
 from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.compression import _support

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm._base import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression._compressed_memory import CompressedArray
+from jaxcomm.compression._means import over_peak
 
 Ratios: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 """`{name: (part, whole)}`."""
@@ -90,11 +91,13 @@ def measure_diagnostics(
     with jax.named_scope("diagnostics"):
         units = [each.target for each in diagnosed]
         peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in units]))
-        scale = jnp.where(peak > 0, peak, 1)  # The squares of huge updates would overflow.
         square = lambda x: jnp.sum(jnp.square(x))  # noqa: E731
-        squares = jnp.stack([square(x / scale) for x in units])
+        squares = jnp.stack([square(over_peak(x, peak)) for x in units])
         energy = jnp.sum(squares)
-        loss = sum(square(q / scale - x / scale) for q, x in zip(sent, units, strict=True))
+        loss = sum(
+            square(over_peak(q, peak) - over_peak(x, peak))
+            for q, x in zip(sent, units, strict=True)
+        )
         nonzero = sum(jnp.sum(q != 0, dtype=jnp.uint32).astype(jnp.float32) for q in sent)
         is_compressed = lambda node: isinstance(node, CompressedArray)  # noqa: E731
         residual = sum(

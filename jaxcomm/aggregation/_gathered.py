@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Context, PyTree
 from jaxcomm._entries import Entries, SparseDecode
 from jaxcomm._marked import MappedDecode, add_of
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import gather_contents
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
     Encoded,
@@ -85,8 +85,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         payloads = [payload for payload, _ in encoded]
         # Statistics that were reduced over workers need not travel.
         content = (payloads, *(() if share_statistics else (of_groups, finite.astype(jnp.uint32))))
-        received = _axis.gather(to_message(content), axis_name)
-        gathered, *others = jax.vmap(lambda message: from_message(message, content))(received)
+        received, *others = gather_contents(axis_name, content)
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)
@@ -124,7 +123,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         units = [
             Encoded(context, memory, decoded(part, context, *contents))
             for part, context, (_, memory), *contents in zip(
-                parts, contexts, encoded, gathered, statistics, strict=True
+                parts, contexts, encoded, received, statistics, strict=True
             )
         ]
 

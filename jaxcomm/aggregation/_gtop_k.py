@@ -1,6 +1,8 @@
 """Global top-k: the largest coordinates of the sum over workers, found by pairwise exchanges."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis, _units
 from jaxcomm._base import AxisName
+from jaxcomm._moved import as_moved
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import coded_mean
@@ -42,10 +45,19 @@ def _words(entries: list[_Entries], sizes: list[int]) -> jax.Array:
     return message
 
 
-def _entries(message: jax.Array, counts: list[int], sizes: list[int]) -> list[_Entries]:
-    """The entries of all units, unpacked from a message of `_words`."""
+def _received(
+    axis_name: AxisName,
+    message: jax.Array,
+    move: Callable[[jax.Array], jax.Array],
+    sent: list[_Entries],
+    sizes: list[int],
+) -> list[_Entries]:
+    """The entries of all units, unpacked from the message of `_words` that `move` moved."""
+    if _axis.is_simulated(axis_name):
+        return jax.tree.map(move, sent)
     start, found = 0, []
-    for count, size in zip(counts, sizes, strict=True):
+    for (indices, _), size in zip(sent, sizes, strict=True):
+        count = indices.size
         layout = choose_layout(count, size)
         middle = start + -(-layout.bits // 32)
         values = message[middle : middle + count]
@@ -56,7 +68,7 @@ def _entries(message: jax.Array, counts: list[int], sizes: list[int]) -> list[_E
             )
         )
         start = middle + count
-    return found
+    return cast(list[_Entries], as_moved(move, sent, found))
 
 
 def _merge(mine: _Entries, theirs: _Entries) -> tuple[_Entries, _Entries]:
@@ -126,7 +138,8 @@ def gtop_k(
     Returns:
       A transformation to place before the optimizer. Updates are equal on all workers, with at most
       :math:`k` nonzero coordinates per unit. A non-finite coordinate on any worker makes them NaN
-      on all workers, and changes no residual. `update(..., weight=w)` computes a weighted mean.
+      on all workers, and changes no residual. `update(..., weight=w)` computes a weighted mean. Its
+      derivative is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
@@ -152,6 +165,10 @@ def gtop_k(
     kept = make_count(ratio, k)
     codec = error_feedback(top_k(ratio=ratio, k=k))
 
+    def of_first(x: jax.Array) -> jax.Array:
+        """`x` of worker 0 and zeros of the others, whose sum is typed as equal on all workers."""
+        return jnp.where(_axis.index(axis_name) == 0, x, jnp.zeros((), x.dtype))
+
     def exchange(parts: list[Part]) -> Exchanged:
         workers, worker = _axis.size(axis_name), _axis.index(axis_name)
         scale = headroom(workers)
@@ -166,10 +183,12 @@ def gtop_k(
             for (payload, _), count, size in zip(encoded, counts, sizes, strict=True)
         ]
         for distance in (2**r for r in range((workers - 1).bit_length())):
-            message = _axis.swap(_words(entries, sizes), axis_name, distance)
+            swap = partial(_axis.swap, axis_name=axis_name, distance=distance)
+            message = swap(_words(entries, sizes))
+            received = _received(axis_name, message, swap, entries, sizes)
             has_partner = (worker ^ distance) < workers
             is_first = has_partner & (worker % (2 * distance) == 0)
-            for unit, theirs in enumerate(_entries(message, counts, sizes)):
+            for unit, theirs in enumerate(received):
                 merged, dropped = _merge(entries[unit], theirs)
                 entries[unit] = jax.tree.map(
                     lambda new, old, real=has_partner: jnp.where(real, new, old),
@@ -179,9 +198,9 @@ def gtop_k(
                 returned = jnp.where(is_first, dropped.values / scale, 0)
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
         finite = all_finite(part.x for part in parts).astype(jnp.uint32)[None]
-        first = jnp.where(worker == 0, _words(entries, sizes), jnp.uint32(0))
-        # A sum is typed as equal on all workers; only the words of worker 0 are not zero.
-        total = lax.psum(_axis.as_varying(jnp.concatenate([finite, first]), axis_name), axis_name)
+        message = jnp.concatenate([finite, of_first(_words(entries, sizes))])
+        total = lax.psum(_axis.as_varying(message, axis_name), axis_name)
+        send_first = lambda x: lax.psum(of_first(x), axis_name)  # noqa: E731
         units = [
             Encoded(
                 context,
@@ -189,7 +208,11 @@ def gtop_k(
                 to_dense(each.values * (1 / scale / workers), each.indices, x.shape),
             )
             for (_, context, x, _), (_, memory), residual, each in zip(
-                parts, encoded, residuals, _entries(total[1:], counts, sizes), strict=True
+                parts,
+                encoded,
+                residuals,
+                _received(axis_name, total[1:], send_first, entries, sizes),
+                strict=True,
             )
         ]
 

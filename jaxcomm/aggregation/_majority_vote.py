@@ -86,6 +86,7 @@ def majority_vote(
       ValueError: If the codec sends more than signs; in `update`, if a `weight` is passed, since
         votes are not weighted; if `axis_name` is not bound, or an update is already summed or not
         floating-point.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

@@ -10,7 +10,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
 from jaxcomm._marked import combine_of
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import exchange_rows, gather_contents
 from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._combined import combine_payloads
@@ -86,15 +86,12 @@ def merged_mean(
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
         workers = _axis.size(axis_name)
         rows = jax.tree.map(lambda codes: to_rows(codes, workers), payloads)
-        like = jax.tree.map(lambda codes: jax.eval_shape(lambda x: x[0], codes), rows)
-        received = _axis.exchange(jax.vmap(to_message)(rows), axis_name)
-        mine = jax.vmap(lambda message: from_message(message, like))(received)
+        mine = exchange_rows(axis_name, rows)
         merged = [
             _tree(merge, part.context.coins, codes, workers)
             for part, codes in zip(parts, mine, strict=True)
         ]
-        gathered = _axis.gather(to_message(merged), axis_name)
-        merged_rows = jax.vmap(lambda message: from_message(message, like))(gathered)
+        merged_rows = gather_contents(axis_name, merged)
         return jax.tree.map(
             lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape),
             merged_rows,

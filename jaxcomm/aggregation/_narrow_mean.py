@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
+from jaxcomm._message import exchange_rows, gather_contents
 from jaxcomm._require import own_weight
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._agreement import join_small
-from jaxcomm.aggregation._row_exchange import exchange_rows, gather_rows
 from jaxcomm.aggregation._rows import ROW_LAYOUTS
 from jaxcomm.aggregation._weights import weighted
 from jaxcomm.compression._means import headroom
@@ -40,7 +40,7 @@ def _exchanged(
     rows = [_ROWS.apart(x, workers) for x in vectors]
     sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
     received, weights = exchange_rows(axis_name, sent)
-    gathered = gather_rows(axis_name, [mean_of_rows(x, weights) for x in received])
+    gathered = gather_contents(axis_name, [mean_of_rows(x, weights) for x in received])
     return [_ROWS.together(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
 
 

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 
 
 @names_itself

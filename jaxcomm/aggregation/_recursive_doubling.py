@@ -1,6 +1,7 @@
 """The mean by recursive doubling: sums over pairs, then over pairs of pairs, encoded per round."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias, Unpack
 
 import jax
@@ -18,7 +19,7 @@ from jaxcomm._base import (
     PyTree,
     mean_is_update,
 )
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import Message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._coded import coded_mean
@@ -147,6 +148,11 @@ def recursive_doubling_mean(
         sent: list[jax.Array] = []
         partial_sums: list[jax.Array] = []
 
+        def gather_parts(x: jax.Array) -> jax.Array:
+            """`x` of the workers with the total, each of which sends its part."""
+            row = to_rows(x, doubling)[_axis.index(axis_name) % doubling]
+            return from_rows(_axis.gather(row, axis_name)[:doubling], x.size).reshape(x.shape)
+
         def encode(number: int, leader: jax.Array | int) -> tuple[list[Context], list[PyTree]]:
             contexts = [contexts_of(part, number, leader) for part in parts]
             contents = []
@@ -166,9 +172,10 @@ def recursive_doubling_mean(
             # Workers whose indices differ only in the lower bits have the same sum.
             leader = worker if distance == doubling else worker % doubling // distance
             contexts, contents = encode(number, leader)
-            message = _axis.swap(to_message(contents), axis_name, distance)
+            message = Message(axis_name, contents, to_message(contents))
+            swapped = message.moved(partial(_axis.swap, axis_name=axis_name, distance=distance))
             mine = decode(number, contexts, contents)
-            theirs = decode(number, contexts, from_message(message, contents))
+            theirs = decode(number, contexts, swapped)
             factor, sent = (1.0, sent) if number else (scale, mine)
             has_partner = (worker ^ distance) < workers
             sums = [
@@ -178,10 +185,8 @@ def recursive_doubling_mean(
             partial_sums += sums
         contexts, contents = encode(len(rounds), 0)
         sent = sent or decode(len(rounds), contexts, contents)
-        message = to_message(contents)
-        row = to_rows(message, doubling)[worker % doubling]
-        gathered = from_rows(_axis.gather(row, axis_name)[:doubling], message.size)
-        totals = decode(len(rounds), contexts, from_message(gathered, contents))
+        message = Message(axis_name, contents, to_message(contents))
+        totals = decode(len(rounds), contexts, message.moved(gather_parts))
         if partial_sums and any(codec.drop_overflow is not None for codec in codecs[:-1]):
             # The codecs of later rounds may not preserve NaN.
             totals = nan_unless_all_fit(axis_name, partial_sums, totals)

@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
 from jaxcomm._marked import add_of
-from jaxcomm._message import from_message, to_message
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._local import decode_local, encode_local
@@ -44,14 +42,6 @@ def encode_rows(
     return content, context.replace(statistics=content[1]), memory.own
 
 
-def exchange_rows(axis_name: AxisName, contents: PyTree) -> PyTree:
-    """Sends row k of all leaves `[workers, ...]` to worker k; returns what this worker receives."""
-    like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), contents)
-    messages = _axis.exchange(jax.vmap(to_message)(contents), axis_name)
-    received: PyTree = jax.vmap(lambda message: from_message(message, like))(messages)
-    return received
-
-
 def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree) -> jax.Array:
     """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
     # All senders encoded this worker's row with the public coin of that row.
@@ -71,13 +61,6 @@ def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree
         mine.shape,
         added=from_sender(add) if (add := add_of(codec.decode)) else None,
     )
-
-
-def gather_rows(axis_name: AxisName, contents: PyTree) -> PyTree:
-    """The contents of all workers, `[workers, ...]`, equal on all workers."""
-    messages = _axis.gather(to_message(contents), axis_name)
-    gathered: PyTree = jax.vmap(lambda message: from_message(message, contents))(messages)
-    return gathered
 
 
 def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:

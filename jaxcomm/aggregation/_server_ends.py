@@ -14,6 +14,7 @@ from jax import lax
 
 from jaxcomm import _axis, _buckets
 from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._message import exchange_rows, gather_contents
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._agreement import all_finite, join_small
 from jaxcomm.aggregation._coded import persistent, restored, separated, unit_context
@@ -22,8 +23,6 @@ from jaxcomm.aggregation._narrow_mean import mean_of_rows
 from jaxcomm.aggregation._row_exchange import (
     decode_rows,
     encode_rows,
-    exchange_rows,
-    gather_rows,
     map_stack,
     mean_of_owned,
     split_coins,
@@ -86,7 +85,7 @@ def push_exactly(axis_name: AxisName, rows: PyTree, weight: jax.Array | None) ->
 
 def pull_exactly(axis_name: AxisName, slices: PyTree, finite: jax.Array) -> Pulled:
     """Sends this worker's slices to all workers in their dtypes."""
-    rows, flags = gather_rows(axis_name, (slices, _flag(finite)))
+    rows, flags = gather_contents(axis_name, (slices, _flag(finite)))
     return Pulled(rows, jnp.all(flags == 0), [])
 
 
@@ -242,7 +241,9 @@ class CodedEnd:
             )
             contexts[i] = Context(context.coins, context.memory, shape=of_one)
             sent.append(map_stack(split.units[i], encode)(contexts[i], split.arrays[i]))
-        gathered, flags = gather_rows(axis_name, ([content for content, _ in sent], _flag(finite)))
+        gathered, flags = gather_contents(
+            axis_name, ([content for content, _ in sent], _flag(finite))
+        )
         workers = _axis.size(axis_name)
         rows = [jnp.zeros((workers, *x.shape), x.dtype) for x in split.arrays]
         after = [context.memory for context in contexts]

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, LossFn, PyTree
 from jaxcomm._buckets import require_floating
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.aggregation._directions import Directions, Distribution, require_distribution
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.aggregation._weights import weigh

@@ -18,6 +18,7 @@ from jaxcomm._base import (
     PyTree,
     mean_is_update,
 )
+from jaxcomm._message import exchange_rows, gather_contents
 from jaxcomm._require import checked
 from jaxcomm._resizing import is_of_last_step, mean_over_workers
 from jaxcomm._units import Unit
@@ -35,8 +36,6 @@ from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._row_exchange import (
     decode_rows,
     encode_rows,
-    exchange_rows,
-    gather_rows,
     map_stack,
     mean_of_owned,
     split_coins,
@@ -249,7 +248,7 @@ def two_stage_mean(
             map_stack(part.unit, encode_mean)(mean, x)
             for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
         ]
-        gathered = gather_rows(axis_name, [content for content, _ in resent])
+        gathered = gather_contents(axis_name, [content for content, _ in resent])
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
             return split.together(decode_rows(own_codec, mean, content), context.shape)

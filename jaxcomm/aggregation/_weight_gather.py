@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._base import AxisName, Codec, Coins, PyTree
 from jaxcomm._buckets import require_floating
+from jaxcomm._message import gather_contents
 from jaxcomm._require import checked, require_axis_name, require_codec
 from jaxcomm._sharded import axes_in, is_spec
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._options import AggregatorOptions, choose
-from jaxcomm.aggregation._row_exchange import gather_rows
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
 from jaxcomm.compression._overflow import remembers
 
@@ -54,7 +54,7 @@ class _Level:
     def gather(self, slices: PyTree, key: Any) -> PyTree:
         """The slices of all workers over the axis, on a new leading dimension of each leaf."""
         if self.pull is None:
-            return gather_rows(self.axis_name, slices)
+            return gather_contents(self.axis_name, slices)
         coins, memory = self._coins(self.pull, slices, key, 0), _stateless(self.pull, slices)
         pulled = self.pull.pull(self.axis_name, slices, coins, memory, leaves_finite(slices))
         return jax.tree.map(lambda x: jnp.where(pulled.finite, x, jnp.nan), pulled.rows)

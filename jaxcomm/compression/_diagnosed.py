@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._base import Diagnostics
+from jaxcomm.compression._means import over_peak
 
 
 def diagnose_each(diagnose: Callable[..., Diagnostics], *each: Any) -> Diagnostics:
@@ -20,7 +21,7 @@ def diagnose_each(diagnose: Callable[..., Diagnostics], *each: Any) -> Diagnosti
 
     diagnostics = jax.vmap(diagnose_one)(*each)
     peak = jnp.max(jnp.abs(diagnostics.target), initial=0)
-    scaled = diagnostics.target / jnp.where(peak > 0, peak, 1)  # So that squares do not overflow.
+    scaled = over_peak(diagnostics.target, peak)  # So that squares do not overflow.
     squares = jnp.sum(jnp.square(scaled), axis=range(1, scaled.ndim))
     whole = jnp.sum(squares)
     shares = squares / jnp.where(whole > 0, whole, 1)

@@ -41,6 +41,17 @@ def mean_magnitude(x: jax.Array) -> jax.Array:
     return jnp.minimum(mean, peak)
 
 
+def over_peak(x: jax.Array, peak: jax.Array) -> jax.Array:
+    """`x / peak` for the largest magnitude of `x`, which may be any float; 0 if it is 0.
+
+    XLA multiplies by the reciprocal of the peak, which would be 0 for the largest numbers. A power
+    of two brings it into range; it is 1 for ordinary numbers, whose derivatives have squares of it.
+    """
+    lift = jnp.where(peak < 2.0**-40, 2.0**64, jnp.where(peak > 2.0**40, 2.0**-64, 1.0))
+    lift = lift.astype(x.dtype)
+    return x * lift / jnp.where(peak > 0, peak * lift, 1)
+
+
 def headroom(workers: int) -> float:
     """The largest power of two that is at most 1/n.
 

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._require import names_itself, require_codec
+from jaxcomm._require import require_codec
+from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
@@ -136,9 +137,7 @@ def choco_sgd(
             codec, mixing_step, [a + b - c for a, b, c in zip(x, steps, copy, strict=True)]
         )
 
-        def contribution(
-            received: jax.Array, weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
             return [weight * d for d in differences], mixing_step.zero
 

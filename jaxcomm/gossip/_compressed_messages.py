@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._base import Codec, Context, PyTree
-from jaxcomm._message import from_message, to_message
+from jaxcomm._message import Message, to_message
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.gossip._neighbors import MixingStep
 
@@ -32,8 +32,8 @@ def require_standalone_codec(codec: Codec, method: str, size: int) -> None:
 
 def encode(
     codec: Codec, mixing_step: MixingStep, units: list[jax.Array]
-) -> tuple[jax.Array, list[jax.Array], Callable[[jax.Array], list[jax.Array]]]:
-    """The message of all units, its decoded values, and a function that decodes messages."""
+) -> tuple[Message, list[jax.Array], Callable[[PyTree], list[jax.Array]]]:
+    """The message of all units, its decoded values, and a function that decodes contents."""
     contexts = [
         Context(coins, shape=x.shape) for coins, x in zip(mixing_step.coins, units, strict=True)
     ]
@@ -50,5 +50,6 @@ def encode(
             for context, (payload, statistics), x in zip(contexts, contents, units, strict=True)
         ]
 
-    message = _axis.as_varying(to_message(contents), mixing_step.axis_name)
-    return message, decoded(contents), lambda received: decoded(from_message(received, contents))
+    axis_name = mixing_step.axis_name
+    message = Message(axis_name, contents, _axis.as_varying(to_message(contents), axis_name))
+    return message, decoded(contents), decoded

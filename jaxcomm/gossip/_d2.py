@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep

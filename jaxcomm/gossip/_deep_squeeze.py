@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._require import names_itself, require_codec
+from jaxcomm._require import require_codec
+from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
@@ -84,9 +85,7 @@ def deep_squeeze(
         corrected = [a + b + e for a, b, e in zip(x, steps, residual, strict=True)]
         message, sent, decode = encode(codec, mixing_step, corrected)
 
-        def contribution(
-            received: jax.Array, weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
             squares = sum(jnp.sum(jnp.square(d)) for d in differences)
             return [weight * d for d in differences], weight * squares

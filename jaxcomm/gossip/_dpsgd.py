@@ -6,7 +6,7 @@ import jax
 import optax
 
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan

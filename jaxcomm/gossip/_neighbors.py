@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, Coins, PyTree
+from jaxcomm._message import Message
 from jaxcomm._switch import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
@@ -96,10 +97,13 @@ class MixingStep(NamedTuple):
         return kept, total
 
     def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
-        """The message of this round's neighbor, and the weight of the message."""
+        """The message of this round's neighbor, or its contents, and the weight of the message."""
         me = _axis.index(self.axis_name)
         weight = jnp.where(self.both_present(link), jnp.asarray(link.weights, self.wide)[me], 0)
-        return jax.tree.map(lambda x: _axis.permute(x, self.axis_name, link.pairs), message), weight
+        permute = lambda x: _axis.permute(x, self.axis_name, link.pairs)  # noqa: E731
+        if isinstance(message, Message):
+            return message.moved(permute), weight
+        return jax.tree.map(permute, message), weight
 
     def both_present(self, link: Link) -> jax.Array:
         """Whether this worker and its sender are both present."""

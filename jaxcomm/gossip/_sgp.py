@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep

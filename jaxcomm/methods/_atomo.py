@@ -49,6 +49,7 @@ def atomo(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If it is differentiated: the probabilities of the draw are integers.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

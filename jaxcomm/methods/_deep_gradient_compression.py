@@ -73,7 +73,8 @@ def deep_gradient_compression(
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.all_gather_mean`. Each worker keeps two float32 arrays per gradient array.
+      :func:`jaxcomm.all_gather_mean`. Each worker keeps two float32 arrays per gradient array. Its
+      derivative is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an

@@ -65,7 +65,8 @@ def demo(
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.all_gather_mean`. Each worker keeps one momentum per coordinate.
+      :func:`jaxcomm.all_gather_mean`. Each worker keeps one momentum per coordinate. Its derivative
+      is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an

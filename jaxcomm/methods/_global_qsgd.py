@@ -82,6 +82,7 @@ def global_qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `bits` cannot hold the sum over the
         workers, if `axis_name` is not bound, or if an update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Warns:
       UserWarning: In `update`, if `bits` leaves fewer than 4 levels for this number of workers.
@@ -155,6 +156,7 @@ def qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -217,6 +219,7 @@ def sparse_global_qsgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

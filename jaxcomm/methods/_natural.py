@@ -39,6 +39,7 @@ def natural_compression(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

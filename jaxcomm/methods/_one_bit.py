@@ -46,6 +46,7 @@ def one_bit_sgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

@@ -54,7 +54,8 @@ def parallax(
 
     Returns:
       A transformation to place before the optimizer: :func:`optax.partition` of
-      :func:`jaxcomm.two_stage_mean` and :func:`jaxcomm.mean`, with their guarantees.
+      :func:`jaxcomm.two_stage_mean` and :func:`jaxcomm.mean`, with their guarantees. Its derivative
+      is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an

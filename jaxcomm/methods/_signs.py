@@ -36,6 +36,7 @@ def sign_sgd(
 
     Raises:
       ValueError: Under the conditions of :func:`jaxcomm.majority_vote`.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -83,6 +84,7 @@ def signum(
     Raises:
       ValueError: If `momentum` is out of range; in `update`, under the conditions of
         :func:`jaxcomm.majority_vote`.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -135,6 +137,7 @@ def ef_sign_sgd(
     Raises:
       ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
         update is already summed.
+      TypeError: If an update is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm

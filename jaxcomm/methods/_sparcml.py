@@ -51,7 +51,8 @@ def sparcml(
 
     Returns:
       A transformation to place before the optimizer, with the guarantees of
-      :func:`jaxcomm.recursive_doubling_mean`.
+      :func:`jaxcomm.recursive_doubling_mean`. Its derivative is that of the sent values, for the
+      selection that it made.
 
     Raises:
       ValueError: If an option is out of range; in `update`, if a leaf has no rows, `axis_name` is

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PyTree
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 
 
 class FinishedState(NamedTuple):

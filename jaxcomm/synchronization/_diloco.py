@@ -4,7 +4,8 @@ import optax
 
 from jaxcomm._base import AxisName
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import names_itself, require_transformation
+from jaxcomm._require import require_transformation
+from jaxcomm._unbound import names_itself
 from jaxcomm.synchronization._exchange import Period, average_every
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.synchronization._exchange import Period, average_every, period_of
 from jaxcomm.synchronization._require import require_int
 

@@ -8,9 +8,10 @@ import optax
 
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import names_itself, require_transformation
+from jaxcomm._require import require_transformation
 from jaxcomm._steps import following
 from jaxcomm._switch import collective_cond
+from jaxcomm._unbound import names_itself
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
 from jaxcomm.synchronization._exchange import Period, is_due, period_of

@@ -3,7 +3,7 @@
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.synchronization._exchange import Period, average_every
 
 

@@ -3,7 +3,7 @@
 import optax
 
 from jaxcomm._base import AxisName
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import coarse_top_k

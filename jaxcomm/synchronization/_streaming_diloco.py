@@ -10,9 +10,10 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, PerWorker, PyTree
 from jaxcomm._per_worker import per_worker
-from jaxcomm._require import names_itself, require_axis_name, require_transformation
+from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._steps import following
 from jaxcomm._switch import collective_switch
+from jaxcomm._unbound import names_itself
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
 from jaxcomm.synchronization._exchange import period_of, require_aggregator

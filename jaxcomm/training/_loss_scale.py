@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
 from jaxcomm._local_gradients import local_value_and_grad
-from jaxcomm._require import names_itself
+from jaxcomm._unbound import names_itself
 from jaxcomm.training._mistakes import require_parts
 
 _MOST_SCALE = 2.0**24

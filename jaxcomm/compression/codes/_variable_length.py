@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _noise
+from jaxcomm import _axis, _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._entries import Entries, SparseDecode, entries_of
 from jaxcomm._marked import Marked
@@ -163,11 +163,13 @@ def variable_length(
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= place.room
 
+        # `jax.vmap` of a step types all inputs of a branch as its predicate.
+        start = _axis.varying_like(_start(context.coins.public, place.number), fits)
+
         def as_rows() -> jax.Array:
             return write(written.fields, ends - lengths, place.room)
 
         def as_window() -> jax.Array:
-            start = _start(context.coins.public, place.number)
             before_end = lax.iota(jnp.int32, place.plain) - (place.number - start)
             chosen = values[_cyclic(before_end, place.number)] - alphabet.low
             packed = _bits.pack_numbers(chosen.astype(jnp.uint32), alphabet.width)
@@ -201,6 +203,7 @@ def variable_length(
         lengths, parameter = lengths_of(payload, place)
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= place.room
+        here = _axis.varying_like(_place(context.coins.public, count), fits)
         stream = Stream(payload.words, ends - lengths, parameter, payload.table)
 
         def from_rows() -> jax.Array:
@@ -210,12 +213,11 @@ def variable_length(
         def from_window() -> jax.Array:
             used = payload.words[: _bits.words(alphabet.width * place.plain)]
             numbers = _bits.unpack_numbers(used, alphabet.width, place.plain)
-            here = _place(context.coins.public, count)
             sent = numbers.astype(jnp.int32).at[here].get(mode="fill", fill_value=0) + alphabet.low
             return _filled(sent, here < place.plain) if are_indices else sent
 
         values = lax.cond(fits, from_rows, from_window)
-        known = fits | (_place(context.coins.public, count) < place.plain)
+        known = fits | (here < place.plain)
         return Received(values, known, fits)
 
     def joined(context: Context, found: Received, payload: VariableLengthPayload) -> PyTree:

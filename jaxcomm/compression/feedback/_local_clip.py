@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
+from jaxcomm.compression._means import over_peak
 
 
 def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[jax.Array]:
@@ -15,10 +16,9 @@ def clip_together(parts: list[jax.Array], max_norm: jax.Array | float) -> list[j
       max_norm: The largest norm, positive.
     """
     peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in parts]))
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range. The norm
-    # may exceed the range of float32, so only the norm of `units`, in [1, sqrt(d)], is computed.
-    lift = jnp.where(peak < 1, 2.0**64, 2.0**-64).astype(peak.dtype)
-    units = [x * lift / jnp.where(peak > 0, peak * lift, 1) for x in parts]
+    # The norm may exceed the range of float32, so only that of `units`, in [1, sqrt(d)], is
+    # computed.
+    units = [over_peak(x, peak) for x in parts]
     square = jnp.sum(jnp.stack([jnp.sum(jnp.square(unit)) for unit in units]))
     most = max_norm / jnp.sqrt(jnp.maximum(square, 1))
     return [jnp.where(peak > most, unit * most, x) for unit, x in zip(units, parts, strict=True)]

@@ -9,6 +9,7 @@ from jax import lax
 from jaxcomm._base import Claims, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._marked import FactoredDecode, Marked, combine_of, exposes_nonfinite, is_linear
 from jaxcomm._require import require_codec
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
@@ -252,7 +253,7 @@ def projection(
         largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
         before = context.memory.shared
         old = before.left if on_right else before.right
-        following = jnp.where(largest > 0, new / largest, old)  # Zeros would stay zero.
+        following = jnp.where(largest > 0, over_peak(new, largest), old)  # Zeros would stay zero.
         after = before._replace(**{"left" if on_right else "right": following})
         return mean, context.memory._replace(shared=after)
 

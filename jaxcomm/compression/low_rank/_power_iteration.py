@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm._marked import FactoredDecode, Marked
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
@@ -146,7 +147,7 @@ def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None
         largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
         # A column of zeros would stay zero.
         before, others = jnp.split(context.memory.shared, [kept], axis=1)
-        following = jnp.where(largest > 0, right / largest, before)
+        following = jnp.where(largest > 0, over_peak(right, largest), before)
         shared = jnp.concatenate([following, others], axis=1)
         return mean, context.memory._replace(shared=shared)
 

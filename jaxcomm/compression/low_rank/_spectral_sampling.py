@@ -8,12 +8,14 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
     product,
     require_count,
 )
+from pallas_kernels._checks import nondifferentiable
 
 
 class SpectralPayload(NamedTuple):
@@ -48,7 +50,7 @@ def _components(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax
     rows, columns = matrix.shape
     tall = matrix if rows >= columns else matrix.T
     peak = jnp.max(jnp.abs(tall))
-    scaled = tall / jnp.where(peak > 0, peak, 1)  # Squares neither overflow nor vanish.
+    scaled = over_peak(tall, peak)  # Squares neither overflow nor vanish.
     _, vectors = jnp.linalg.eigh(product(scaled.T, scaled))
     images = product(scaled, vectors)
     values = jnp.sqrt(jnp.sum(images**2, axis=0))
@@ -97,6 +99,7 @@ def spectral_sampling(rank: int) -> Codec:
 
     Raises:
       ValueError: If `rank` is out of range.
+      TypeError: If it is differentiated: the probabilities of the draw are integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -131,6 +134,7 @@ def spectral_sampling(rank: int) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[SpectralPayload, Memory]:
         if is_exact(context.shape):
             return SpectralPayload(x, jnp.zeros(0, jnp.float32)), context.memory
+        (x,) = nondifferentiable("spectral_sampling", x)
         left, right, values, peak = _components(as_matrix(x))
         codes = _codes(values, rank)
         indices = _systematic.draw(codes, rank, context.coins.private)

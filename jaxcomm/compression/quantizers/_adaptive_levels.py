@@ -10,7 +10,9 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._sizes import require_countable
+from pallas_kernels._checks import nondifferentiable
 
 _SWEEPS = 8
 # A level stays at least this fraction of the distance between its two neighbors from either one.
@@ -127,6 +129,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -153,17 +156,17 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
     bits = (2 * levels + 1).bit_length()
 
     def measure(context: Context, x: jax.Array) -> Levels:
-        magnitudes = jnp.abs(x.ravel())
+        magnitudes = jnp.abs(*nondifferentiable("adaptive_levels", x.ravel()))
         peak = jnp.max(magnitudes, initial=0)
         if levels == 1 or not x.size:
             return Levels(jnp.broadcast_to(peak, (levels,)))
         drawn, weights = _sampled(magnitudes, sample_size)
-        lift = _lift(peak)
-        unit = drawn * lift / jnp.where(peak > 0, peak * lift, 1)
+        unit = over_peak(drawn, peak)
         # The last level is 1, so the largest one is exactly the peak.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:
+        (x,) = nondifferentiable("adaptive_levels", x)
         require_countable(x.size, (2**32 - 1) // bits)
         flat, fitted = x.ravel(), context.statistics.levels
         lift = _lift(fitted[-1])

@@ -57,6 +57,7 @@ def block_float(
 
     Raises:
       ValueError: If an argument is not one of the above.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
+from pallas_kernels._checks import nondifferentiable
 
 
 class CastPayload(NamedTuple):
@@ -91,6 +92,7 @@ def scaled_cast(dtype: Any) -> Codec:
     smallest = float(jnp.finfo(dtype).smallest_normal)
 
     def encode(context: Context, x: jax.Array) -> tuple[CastPayload, Memory]:
+        (x,) = nondifferentiable("scaled_cast", x)
         peak = context.statistics.max_abs
         lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
         scale = jnp.where(peak > 0, largest / (peak * lift), 0)
@@ -108,7 +110,7 @@ def scaled_cast(dtype: Any) -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: norm.measure(x),
+        measure=lambda context, x: norm.measure(*nondifferentiable("scaled_cast", x)),
         reduce_statistics=norm.reduce_statistics,
         claims=Claims(contraction=contraction),
         layout="shared_statistics",

@@ -13,6 +13,7 @@ from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm._marked import ResidualDecode
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize import dequantize, quantize
 
 DEFAULT_LEVELS = 15
@@ -118,6 +119,7 @@ def dither(
     Raises:
       ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot
         hold the sum of all workers' codes.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Warns:
       UserWarning: When encoding, if `bits` leaves fewer than 4 levels.
@@ -153,7 +155,7 @@ def dither(
         levels = DEFAULT_LEVELS
 
     def measure(context: Context, x: jax.Array) -> _norms.Statistics:
-        return chosen.measure(x)
+        return chosen.measure(*nondifferentiable("dither", x))
 
     def chosen_field(context: Context) -> _fields.Field:
         field = _fields.choose_field(levels, bits, context.workers)

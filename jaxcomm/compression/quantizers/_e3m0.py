@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.pack import pack, unpack
 
 _BITS = 4
@@ -42,6 +43,9 @@ def e3m0() -> Codec:
       bits per coordinate, and its statistic is one float32. `combine` is `None`, because sums of
       powers of two are no powers of two: receivers add in float32.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
@@ -63,6 +67,7 @@ def e3m0() -> Codec:
     norm = NORMS["max"]
 
     def encode(context: Context, x: jax.Array) -> tuple[E3M0Payload, Memory]:
+        (x,) = nondifferentiable("e3m0", x)
         flat, peak = x.ravel(), context.statistics.max_abs
         # XLA multiplies by the reciprocal, which is 0 for the largest numbers if not scaled before.
         mantissa, exponent = jnp.frexp(jnp.where(peak > 0, peak, 1))
@@ -94,7 +99,7 @@ def e3m0() -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: norm.measure(x),
+        measure=lambda context, x: norm.measure(*nondifferentiable("e3m0", x)),
         reduce_statistics=norm.reduce_statistics,
         claims=Claims(variance=lambda size, workers: 1 / 8 + size * workers / 2**14),
         layout="shared_statistics",

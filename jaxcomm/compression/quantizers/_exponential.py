@@ -8,6 +8,7 @@ from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Coins, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
 from pallas_kernels import exponential
+from pallas_kernels._checks import nondifferentiable
 
 
 class ExponentialPayload(NamedTuple):
@@ -35,6 +36,9 @@ def exponential_dither() -> Codec:
     Returns:
       A codec. Its payload has one uint8 per coordinate, the sign and the exponent. Its statistic is
       one float32. It states its `variance`, :math:`\omega = 1/8`, of a single rounding.
+
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -83,7 +87,7 @@ def exponential_dither() -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: norm.measure(x),
+        measure=lambda context, x: norm.measure(*nondifferentiable("exponential_dither", x)),
         reduce_statistics=norm.reduce_statistics,
         combine=combine,
         # For |y| = 2**-e (1 + f), the variance f (1 - f) is at most (1 + f)**2 / 8. A value under

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers import _fields
+from pallas_kernels._checks import nondifferentiable
 
 
 class FixedThresholdPayload(NamedTuple):
@@ -45,6 +46,7 @@ def fixed_threshold(threshold: float) -> Codec:
 
     Raises:
       ValueError: If `threshold` is not a positive finite number.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,6 +69,7 @@ def fixed_threshold(threshold: float) -> Codec:
         raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[FixedThresholdPayload, Memory]:
+        (x,) = nondifferentiable("fixed_threshold", x)
         codes = (x >= threshold).astype(jnp.int32) - (x <= -threshold).astype(jnp.int32)
         field = _fields.choose_field(1, None, context.workers)
         return FixedThresholdPayload(_fields.pack(codes, field)), context.memory

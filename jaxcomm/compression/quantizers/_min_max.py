@@ -11,6 +11,7 @@ from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rou
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from jaxcomm.compression.quantizers._norms import small_peak
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.pack import bits_for_sum, pack, unpack
 
 MOST_SAMPLED = 2**16
@@ -40,6 +41,7 @@ def _width(levels: int, workers: int) -> int:
 
 
 def _measure(context: Context, x: jax.Array) -> MinMax:
+    (x,) = nondifferentiable("min_max_dither", x)
     if not x.size:
         return MinMax(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     return MinMax(jnp.max(-x), jnp.max(x))
@@ -78,6 +80,7 @@ def min_max_dither(*, levels: int) -> Codec:
 
     Raises:
       ValueError: If `levels` is out of range. When encoding, if no field holds the sum of codes.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
+from pallas_kernels._checks import nondifferentiable
 
 _MANTISSA = 23
 _LARGEST = 254  # 255 would be infinity.
@@ -41,6 +42,9 @@ def natural() -> Codec:
       not powers of two. Magnitudes above :math:`2^{127}` are rounded down to it, which is biased.
       Denormals become zero.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
@@ -56,6 +60,7 @@ def natural() -> Codec:
     """
 
     def encode(context: Context, x: jax.Array) -> tuple[NaturalPayload, Memory]:
+        (x,) = nondifferentiable("natural", x)
         flat = x.ravel()
         words = lax.bitcast_convert_type(jnp.abs(flat), jnp.uint32)
         noise = _noise.bits(context.coins.private, flat.shape) >> (32 - _MANTISSA)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.compression._means import over_peak
+
 
 class Norm(NamedTuple):
     """A norm computed in two steps, between which statistics may be reduced over workers.
@@ -49,10 +51,7 @@ Statistics: TypeAlias = MaxAbs | SumOfSquares
 def l2_norm(x: jax.Array) -> jax.Array:
     """The l2 norm, finite and exact to rounding whenever it is a normal float32."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
-    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-    unit = jnp.where(peak > 0, peak * lift, 1)
-    return peak * jnp.sqrt(jnp.sum(jnp.square(x * lift / unit)))
+    return peak * jnp.sqrt(jnp.sum(jnp.square(over_peak(x, peak))))
 
 
 def _l2_measure(x: jax.Array) -> SumOfSquares:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
+from pallas_kernels._checks import nondifferentiable
 
 
 class OneBitPayload(NamedTuple):
@@ -25,11 +26,13 @@ class ClassMeans(NamedTuple):
 
 
 def _measure(context: Context, x: jax.Array) -> ClassMeans:
+    (x,) = nondifferentiable("one_bit", x)
     over = tuple(range(x.ndim - 1)) if x.ndim > 1 else None
     return ClassMeans(mean_where(x >= 0, x, over), mean_where(x < 0, -x, over))
 
 
 def _encode(context: Context, x: jax.Array) -> tuple[OneBitPayload, Memory]:
+    (x,) = nondifferentiable("one_bit", x)
     return OneBitPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
 
 
@@ -66,6 +69,9 @@ def one_bit() -> Codec:
       A biased codec that states its `contraction`; for feedback. The means are statistics, separate
       on each worker. If workers reduce them, or the units of a tree share them, each is the maximum
       of the means, for which no bound holds. `combine` is `None`.
+
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

@@ -10,6 +10,7 @@ from jaxcomm import _noise
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_magnitude
+from pallas_kernels._checks import nondifferentiable
 
 
 class SignsPayload(NamedTuple):
@@ -45,6 +46,9 @@ def signs() -> Codec:
       A codec without statistics. Its payload has 1 bit per coordinate, in uint32 words. `combine`
       is `None`.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
@@ -63,6 +67,7 @@ def signs() -> Codec:
     """
 
     def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
+        (x,) = nondifferentiable("signs", x)
         flat = x.ravel()
         positive, zero = _bits.pack_bits(flat > 0), _bits.pack_bits(flat == 0)
         # A word of noise holds one random bit for each coordinate of a word.
@@ -96,6 +101,9 @@ def scaled_signs() -> Codec:
       If workers reduce it, or the units of a tree share it, it is the largest of these magnitudes,
       for which no bound holds.
 
+    Raises:
+      TypeError: If it is differentiated: rounding has no derivative.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
@@ -113,6 +121,7 @@ def scaled_signs() -> Codec:
     """
 
     def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
+        (x,) = nondifferentiable("scaled_signs", x)
         return SignsPayload(_bits.pack_bits(x.ravel() >= 0)), context.memory
 
     def decode(context: Context, payload: SignsPayload) -> jax.Array:
@@ -121,7 +130,7 @@ def scaled_signs() -> Codec:
     return Codec(
         encode=encode,
         decode=decode,
-        measure=lambda context, x: MeanAbs(mean_magnitude(x)),
+        measure=lambda context, x: MeanAbs(mean_magnitude(*nondifferentiable("scaled_signs", x))),
         reduce_statistics=MeanAbs("max"),
         # A mean shared by workers whose updates differ in size may err by more than the update.
         claims=Claims(

@@ -13,12 +13,14 @@ from jaxcomm.compression._overflow import (
     Policy,
     choose_form,
     decoded_to_nan,
+    nan_unless,
     no_overflow,
     overflow_totals,
 )
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.quantizers import _fields, _norms
 from jaxcomm.compression.quantizers._dither import round_to_levels
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize.reference import level_step
 
 
@@ -64,6 +66,7 @@ def sparse_dither(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,11 +116,12 @@ def sparse_dither(
 
     def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
         codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
-        values = codes * level_step(chosen.value(context.statistics), levels * context.count)
+        scale = chosen.value(context.statistics)
+        values = codes * level_step(scale, levels * context.count)
         indices = payload.indices.astype(jnp.uint32)
         size = math.prod(context.shape)
         dense = jnp.zeros(max(size, 1), jnp.float32).at[indices].set(values, mode="drop")[:size]
-        return dense.reshape(context.shape)
+        return nan_unless(jnp.isfinite(scale), dense).reshape(context.shape)  # All codes are 0.
 
     def fits(context: Context, payload: SparseDitherPayload) -> jax.Array:
         return payload.total <= capacity
@@ -130,7 +134,7 @@ def sparse_dither(
         encode=encode,
         decode=decode,
         init=lambda x: Memory(no_overflow(), ()),
-        measure=lambda context, x: chosen.measure(x),
+        measure=lambda context, x: chosen.measure(*nondifferentiable("sparse_dither", x)),
         reduce_statistics=chosen.reduce_statistics,
         diagnose=diagnose,
     )

@@ -5,15 +5,14 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
 from jaxcomm.compression._integers import IntegerEncode, integers_of, rounded_normal
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.quantizers._dither import dither
 
 
 def _clipped(x: jax.Array, clip: float) -> jax.Array:
     """Clips `x` to `clip` root mean squares, computed without overflow for huge coordinates."""
     peak = jnp.max(jnp.abs(x), initial=0)
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
-    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-    unit = x * lift / jnp.where(peak > 0, peak * lift, 1)
+    unit = over_peak(x, peak)
     deviation = jnp.sqrt(jnp.sum(jnp.square(unit)) / float(max(x.size, 1)))
     limit = peak * jnp.minimum(clip * deviation, 1)
     return jnp.clip(x, -limit, limit)
@@ -44,6 +43,7 @@ def ternary(*, clip: float | None = None) -> Codec:
 
     Raises:
       ValueError: If `clip` is not a positive Python number.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp

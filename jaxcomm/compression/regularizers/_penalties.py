@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import PyTree
 from jaxcomm._require import remedy
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.regularizers._proximal import Regularizer
 from jaxcomm.compression.regularizers._thresholds import (
     block_soft_threshold,
@@ -34,7 +35,7 @@ def _require_strength(strength: Any) -> None:
 def _norms(rows: jax.Array) -> jax.Array:
     """The sum of the norms of rows [groups, size], each times the root of the size."""
     peak = jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
-    unit = rows / jnp.where(peak > 0, peak, 1)
+    unit = over_peak(rows, peak)
     roots = jnp.sqrt(jnp.sum(jnp.square(unit), axis=1, keepdims=True))
     return jnp.sum(peak * roots) * rows.shape[1] ** 0.5
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._sharded import require_shards
+from jaxcomm.compression._means import over_peak
 
 
 def wide_of(x: jax.Array) -> jax.Array:
@@ -43,7 +44,7 @@ def soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Array:
 def _shrunk(groups: jax.Array, threshold: jax.Array) -> jax.Array:
     """Rows [groups, size], each with its norm reduced by the threshold."""
     peak = jnp.max(jnp.abs(groups), axis=1, keepdims=True, initial=0)
-    unit = groups / jnp.where(peak > 0, peak, 1)  # Squares neither overflow nor vanish.
+    unit = over_peak(groups, peak)  # Squares neither overflow nor vanish.
     norm = peak * jnp.sqrt(jnp.sum(jnp.square(unit), axis=1, keepdims=True))
     return groups * (jnp.maximum(norm - threshold, 0) / jnp.where(norm > 0, norm, 1))
 

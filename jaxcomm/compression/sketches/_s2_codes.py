@@ -18,6 +18,7 @@ from jaxcomm.compression.sketches._cells import (
     make_sketch,
 )
 from jaxcomm.compression.sketches._peeling import peel, unpeeled
+from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize import dequantize, quantize
 
 BITS = 8
@@ -100,6 +101,7 @@ def s2_codes(
         )
 
     def measure(context: Context, x: jax.Array) -> S2Statistics:
+        (x,) = nondifferentiable("s2_sketch", x)
         support = _support.bitmap(x, _support.parts_of(x.shape, granularity))
         return S2Statistics(support, NORM.measure(x))
 

@@ -13,6 +13,7 @@ from jaxcomm.compression._overflow import no_overflow, overflow_totals
 from jaxcomm.compression._sizes import MOST, require_countable
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
+from pallas_kernels._checks import nondifferentiable
 
 
 class AdaCompPayload(NamedTuple):
@@ -56,6 +57,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,16 +91,17 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         return Memory(FeedbackMemory(jnp.zeros_like(x), no_overflow()), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaCompPayload, Memory]:
+        before, x = nondifferentiable("ada_comp", context.memory.own.kept, x)
         bins, width, entries = bins_of(x.size)
         fill = (0, bins * width - x.size)
         own = context.memory.own
         update = jnp.pad(x.ravel(), fill).reshape(bins, width)
-        total = jnp.pad((own.kept + x).ravel(), fill).reshape(bins, width)
-        ahead = jnp.abs(total + update)
+        total = jnp.pad((before + x).ravel(), fill).reshape(bins, width)
+        ahead = jnp.abs(total / 2 + update / 2)  # Halves, since sums of huge ones overflow.
         peaks = jnp.max(jnp.abs(total), axis=1)
         # Divides before adding, since the sum of huge peaks may overflow.
         scale = jnp.sum(peaks / max(bins, 1)).astype(jnp.float32)
-        wanted = (ahead >= peaks[:, None]) & (total != 0)
+        wanted = (ahead >= peaks[:, None] / 2) & (total != 0)
         best, indices = lax.top_k(jnp.where(wanted, ahead, -1), entries)
         negative = jnp.take_along_axis(total, indices, axis=1) < 0
         symbols = 1 + 2 * indices.astype(jnp.uint32) + negative.astype(jnp.uint32)
@@ -106,7 +109,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         payload = AdaCompPayload(_bits.pack_numbers(sent, (2 * width).bit_length()), scale)
         decoded = decode(context.received(), payload)
         overflow = jnp.sum(wanted, dtype=jnp.int32) - jnp.sum(best >= 0, dtype=jnp.int32)
-        kept = own.kept + x - decoded.astype(x.dtype)
+        kept = before + x - decoded.astype(x.dtype)
         return payload, Memory(FeedbackMemory(kept, own.inner._replace(overflow=overflow)), ())
 
     def decode(context: Context, payload: AdaCompPayload) -> jax.Array:

@@ -21,6 +21,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign
 from jaxcomm.compression.sparsifiers._selection import take_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+from pallas_kernels._checks import nondifferentiable
 
 
 class TwoMeansPayload(NamedTuple):
@@ -61,6 +62,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
 
     Raises:
       ValueError: If `ratio` is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -90,6 +92,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         return choose_layout(capacity(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
+        (x,) = nondifferentiable("adaptive_threshold", x)
         room, flat = capacity(x.size), lax.optimization_barrier(x.ravel())
         with_sign = jnp.stack([how_many(flat > 0), how_many(flat < 0)])
         wanted = jnp.floor(ratio * with_sign.astype(jnp.float32)).astype(jnp.int32)

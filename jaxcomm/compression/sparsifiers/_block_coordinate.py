@@ -187,7 +187,8 @@ def block_coordinate(blocks: int, order: Order = "cyclic") -> Codec:
     Returns:
       A biased codec for :func:`jaxcomm.all_reduce_mean`; `combine` is `"sum"`. If the order is
       random, it states the `contraction` 1 / B. Otherwise it is `bounded`, and keeps the next
-      block, or the steps since each block was sent, as memory that workers share.
+      block, or the steps since each block was sent, as memory that workers share. Its derivative is
+      that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If `blocks` is not a Python int of at least 1, or `order` has another value. In

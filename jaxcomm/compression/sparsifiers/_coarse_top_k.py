@@ -20,6 +20,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 )
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count
+from pallas_kernels._checks import nondifferentiable
 
 _BITS = 2
 
@@ -63,6 +64,7 @@ def coarse_top_k(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -95,6 +97,7 @@ def coarse_top_k(
         return choose_layout(blocks * kept(width), blocks * width, block=block)
 
     def encode(context: Context, x: jax.Array) -> tuple[CoarsePayload, Memory]:
+        (x,) = nondifferentiable("coarse_top_k", x)
         blocks, width = blocks_of(x.size)
         flat = lax.optimization_barrier(x.ravel())
         filled = jnp.pad(flat, (0, blocks * width - flat.size)).reshape(blocks, width)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits, _support
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
@@ -59,7 +60,8 @@ def nonzero(
 
     Returns:
       A codec that keeps the `overflow` of the last step and states its `contraction`, `density`.
-      `combine` is `None`.
+      `combine` is `None`. Its derivative is that of the sent values, for the selection that it
+      made.
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the
@@ -94,7 +96,8 @@ def nonzero(
         parts, room, layout = cut(x.shape)
         if not room:
             return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), context.memory
-        squares = _support.rows_of(jnp.square(x), parts)
+        relative = over_peak(x, jnp.max(jnp.abs(x)))  # Its squares neither overflow nor vanish.
+        squares = _support.rows_of(jnp.square(relative), parts)
         wanted = _bits.unpack_bits(_support.bitmap(x, parts), parts.number)
         indices, dropped = select(jnp.sum(squares, axis=1), wanted, room)
         values = _support.take(x, indices.astype(jnp.int32), parts)

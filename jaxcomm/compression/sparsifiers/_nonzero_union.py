@@ -49,7 +49,8 @@ def nonzero_union(
 
     Returns:
       A codec that states its `contraction`, `density`. `combine` is `"sum"`. `diagnostics=True`
-      reports `union_density`, and `overflow`, the fraction of the union beyond the capacity.
+      reports `union_density`, and `overflow`, the fraction of the union beyond the capacity. Its
+      derivative is that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range. When encoding, if `granularity` is `"row"` and the

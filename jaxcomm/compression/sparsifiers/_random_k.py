@@ -49,7 +49,8 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
       k: The number of coordinates, instead of `ratio`.
 
     Returns:
-      A codec that states its `variance`. `combine` is `"sum"`.
+      A codec that states its `variance`. `combine` is `"sum"`. Its derivative is that of the sent
+      values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range.

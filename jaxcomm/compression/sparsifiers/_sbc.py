@@ -18,6 +18,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign
 from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+from pallas_kernels._checks import nondifferentiable
 
 
 class BinaryPayload(NamedTuple):
@@ -59,6 +60,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
 
     Raises:
       ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -85,6 +87,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
+        (x,) = nondifferentiable("sbc", x)
         flat = lax.optimization_barrier(x.ravel())
         where = largest_of_each_sign(flat, kept(x.size))
         values = flat[where] * jnp.array([[1.0], [-1.0]], jnp.float32)

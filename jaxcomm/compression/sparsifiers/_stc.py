@@ -18,6 +18,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 )
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+from pallas_kernels._checks import nondifferentiable
 
 
 class TernaryPayload(NamedTuple):
@@ -57,6 +58,7 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
 
     Raises:
       ValueError: Unless exactly one of `ratio` and `k` is set, and in range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -82,6 +84,7 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         return choose_layout(kept(size), size)
 
     def encode(context: Context, x: jax.Array) -> tuple[TernaryPayload, Memory]:
+        (x,) = nondifferentiable("stc", x)
         flat = x.ravel()
         indices = largest(flat, kept(x.size), jnp.abs)
         values = flat[indices]

@@ -60,7 +60,8 @@ def threshold(
         `"drop"` to send the largest and drop the others.
 
     Returns:
-      A codec that keeps the `overflow` of the last step. `combine` is `None`.
+      A codec that keeps the `overflow` of the last step. `combine` is `None`. Its derivative is
+      that of the sent values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range.

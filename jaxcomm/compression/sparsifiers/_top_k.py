@@ -80,7 +80,8 @@ def top_k(
       value_dtype: float32, or bfloat16; feedback compensates its rounding.
 
     Returns:
-      A codec that states its `contraction`. `combine` is `None`.
+      A codec that states its `contraction`. `combine` is `None`. Its derivative is that of the sent
+      values, for the selection that it made.
 
     Raises:
       ValueError: If an option is out of range, or both `block_size` and `sample_ratio` are set.

@@ -20,6 +20,7 @@ from jaxcomm.compression.sparsifiers._indices import (
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._sparse import make_count, select
+from pallas_kernels._checks import nondifferentiable
 
 ORDERS = 7  # the largest difference to the largest exponent that 3 bits encode
 WIDTH = 4  # bits of a sign and an exponent difference
@@ -84,6 +85,7 @@ def variance_based(
 
     Raises:
       ValueError: If an option is out of range.
+      TypeError: If it is differentiated: rounding has no derivative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,9 +125,12 @@ def variance_based(
 
     def encode(context: Context, x: jax.Array) -> tuple[VariancePayload, Memory]:
         own = context.memory.own
+        residual, deviation, x = nondifferentiable(
+            "variance_based", own.kept, own.inner.deviation, x
+        )
         # Otherwise XLA computes them again for each use.
         total, deviation = lax.optimization_barrier(
-            ((own.kept + x).ravel(), jnp.hypot(own.inner.deviation, x).ravel())
+            ((residual + x).ravel(), jnp.hypot(deviation, x).ravel())
         )
         flat, magnitudes = total.astype(jnp.float32), jnp.abs(total).astype(jnp.float32)
         significant = jnp.abs(total) > alpha**0.5 * deviation

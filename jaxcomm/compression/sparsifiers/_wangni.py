@@ -8,8 +8,10 @@ from jax import lax
 
 from jaxcomm._base import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
+from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
+from pallas_kernels._checks import nondifferentiable
 
 ROUNDS = 2  # of the greedy algorithm, as in the paper
 MOST_COORDINATES = 2**28
@@ -28,9 +30,7 @@ def _greedy(x: jax.Array, count: int) -> jax.Array:
     r"""Probabilities proportional to :math:`|x_j|`, up to 1, with a sum of at most `count`."""
     magnitudes = jnp.abs(x)
     peak = jnp.max(magnitudes, initial=0)
-    # XLA multiplies by the reciprocal of the peak; a power of two brings it into range.
-    lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
-    relative = magnitudes * lift / jnp.where(peak > 0, peak * lift, 1)
+    relative = over_peak(magnitudes, peak)
     total = _sum(relative)
     probabilities = jnp.minimum(relative * (count / jnp.where(total > 0, total, 1)), 1)
     for _ in range(ROUNDS):
@@ -76,6 +76,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     Raises:
       ValueError: If an option is out of range, or, when encoding, if there are more than 2**28
         coordinates.
+      TypeError: If it is differentiated: the probabilities of the draw are integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -116,6 +117,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
             return SparsePayload(
                 pack_indices(empty, layout_of(0)), jnp.zeros(0, jnp.float32)
             ), context.memory
+        (flat,) = nondifferentiable("wangni", flat)
         codes = _codes(flat, count)
         indices = _systematic.draw(codes, count, context.coins.private)
         values = (

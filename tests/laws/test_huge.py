@@ -1,0 +1,28 @@
+"""Gradients near the largest float: the update scales with them, or is not finite, but never 0."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES, Case, rows
+from tests.workers import aggregate
+
+HUGE = 2.0**127
+# Levels that do not scale with the update, and powers of two, the largest of which is 2^127.
+FIXED = {"fixed_threshold", "fixed_threshold_summed", "natural_compression"}
+# Results that lose the magnitude, or clip the norm.
+NO_MAGNITUDE = {"votes", "sign_sgd", "signum", "local_clip", "deep_gradient_compression"}
+QUICK = {"atomo", "sparse_global_qsgd", "nonzero"}
+
+
+@pytest.mark.parametrize("case", rows([c for c in CASES if c.name not in FIXED], QUICK), ids=repr)
+def test_a_huge_update_is_right_or_not_finite(case: Case) -> None:
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1.0, 1.0], size=(12, 8))
+    given = (rng.uniform(0.5, 1.9, size=(2, 12, 8)) * signs).astype(np.float32)
+    usual, huge = (
+        aggregate(case.make(), {"w": jnp.asarray(x)})["w"] for x in (given, given * HUGE)
+    )
+    if np.isfinite(huge).all():
+        scale = 1.0 if case.name in NO_MAGNITUDE else HUGE
+        np.testing.assert_allclose(huge / scale, usual, rtol=1e-5, atol=1e-5)
