@@ -8,6 +8,7 @@ from typing import NoReturn
 from jaxcomm.advise import advise
 from jaxcomm.advise._sizes import LAYERS, parse_count, shapes_of_count
 from jaxcomm.perf import DEVICES, LINKS, read_calibration
+from jaxcomm.perf._network import LinkLike
 
 WRONG_INPUT = 2
 
@@ -32,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", required=True, type=int, help="number of workers")
     parser.add_argument("--link", help=f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}")
-    parser.add_argument("--calibration", help="a file of `perf.Calibration.save`, for the link")
+    parser.add_argument(
+        "--calibration",
+        help="a file of `perf.Calibration.save`, for codecs, and for the link without --link",
+    )
     parser.add_argument(
         "--step", required=True, type=float, help="seconds of a step that does not communicate"
     )
@@ -49,9 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the advice, or an error in one line; returns the exit code."""
     try:
         given = _parser().parse_args(arguments)
-        if (given.link is None) == (given.calibration is None):
-            raise ValueError("give either --link or --calibration.")
-        link = read_calibration(given.calibration) if given.link is None else given.link
+        if given.link is None and given.calibration is None:
+            raise ValueError("give --link, --calibration, or both.")
+        link: LinkLike | None = given.link
+        if given.calibration is not None:
+            measured = read_calibration(given.calibration)
+            link = measured if link is None else measured.with_link(given.link, given.axis)
+        assert link is not None
         shapes = shapes_of_count(parse_count(given.params))
         found = advise(
             shapes,
