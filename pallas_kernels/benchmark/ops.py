@@ -1,9 +1,10 @@
 """The parts that check and time ops: `python -m pallas_kernels.benchmark.ops PART ...`."""
 
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # Leaves memory to PyTorch in the same process. JAX reads this at the first use of a device.
@@ -51,7 +52,7 @@ IN_ORDER: tuple[Row, ...] = tuple(
 OPS = tuple(dict.fromkeys(row.op.split(".")[0] for row in IN_ORDER))
 
 PADDED = 77  # Coordinates beyond a power of two, so that every kernel has to pad.
-SIZES = {"cpu": (2**16, 2**20), "other": (2**28, 2**24), "rehearsal": (2**11,)}
+SIZES = {"cpu": (2**16, 2**20), "other": (2**28, 2**24, 2**20), "rehearsal": (2**11,)}
 TUNED_SIZES = {"cpu": (2**20,), "other": (2**26, 2**22, 2**18), "rehearsal": (2**11,)}
 CHECK_SIZES = {
     "cpu": (3001, 1),
@@ -199,21 +200,22 @@ def times(session: Session, options: Mapping[str, Any], record: Record) -> Itera
             return [{"kind": "absent", "reason": "PyTorch is not installed or sees no GPU"}]
         return time_row(row, size, torch_builders(row, size, torch), session)
 
-    # At both sizes what users run by default; then all other rows.
-    first, rest = rows[: len(FIRST)], rows[len(FIRST) :]
-    for group in (first, rest):
-        for size in sizes:
-            for row in group:
-                about = {"label": row.label, "size": size}
-                yield Task(about, functools.partial(of_jax, row, size), _limit(session))
-    if session.tune:
-        return
-    for size in sizes:
-        for row in rows:
+    def both(group: list[Row], sizes: Sequence[int]) -> Iterator[Task]:
+        for size, row in itertools.product(sizes, group):
+            about = {"label": row.label, "size": size}
+            yield Task(about, functools.partial(of_jax, row, size), _limit(session))
+
+    # Large sizes, with what users run by default first; then PyTorch; then where calls are short.
+    large, small = sizes[:2], sizes[2:]
+    yield from both(rows[: len(FIRST)], large)
+    yield from both(rows[len(FIRST) :], large)
+    if not session.tune:
+        for size, row in itertools.product(large, rows):
             # The equivalents view the array as words of fields.
             if row.label in torch_equivalents.EQUIVALENTS and size % 32 == 0:
                 about = {"label": row.label, "size": size, "implementation": "torch"}
                 yield Task(about, functools.partial(of_torch, row, size), 60)
+    yield from both(rows, small)
 
 
 TASKS: dict[str, Callable[[Session, Mapping[str, Any], Record], Iterable[Task]]] = {
