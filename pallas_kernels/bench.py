@@ -61,7 +61,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP", help=f"of {', '.join(OPS)}")
     add("--samples", type=int, metavar="N", help="samples of each time, at least 1")
     add("--minutes", type=float, metavar="M", help="the time for all ops, by default 8 or 16")
-    add("--output", type=Path, metavar="DIR", help="the folder of the record; one that exists is continued")
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the record; one that exists is continued",
+    )
     add("--tune", action="store_true", help=f"time configs of kernels, write {MEASURED}")
     add("--rehearse", action="store_true", help="on a CPU, kernels for GPU in the interpreter")
     options = parser.parse_args(arguments)

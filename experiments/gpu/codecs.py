@@ -17,7 +17,7 @@ from pallas_kernels.benchmark.candidates import Session
 from pallas_kernels.benchmark.parts import Result, Task, child
 from pallas_kernels.benchmark.record import Record
 
-AXIS, WORKERS = "data", 8  # The integers of `global_qsgd` have room for so many workers.
+AXIS, WORKERS = "data", 8  # `global_qsgd` sends integers with room for a sum over 8 workers.
 NAME = "codecs"
 FILE = "calibration.json"
 

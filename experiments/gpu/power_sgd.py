@@ -71,9 +71,7 @@ def _group(torch: Any) -> str:
     if not distributed.is_initialized():
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", "lo")
         store = os.path.join(tempfile.mkdtemp(), "store")
-        distributed.init_process_group(
-            backend, init_method=f"file://{store}", rank=0, world_size=1
-        )
+        distributed.init_process_group(backend, init_method=f"file://{store}", rank=0, world_size=1)
     return backend
 
 

@@ -24,7 +24,7 @@ def _updates() -> dict[str, jax.Array]:
 
 
 def _prepared(
-    tx: optax.GradientTransformation, mesh: Mesh, updates: dict[str, jax.Array]
+    tx: optax.GradientTransformation, mesh: Mesh, updates: Mapping[str, jax.Array]
 ) -> Callable[[], Any]:
     """A compiled update of a single worker, which continues from its own state."""
     (axis,) = mesh.axis_names

@@ -115,9 +115,9 @@ def measure(record: Record, part: str, tasks: Iterable[Task], seconds: float) ->
         finally:
             faulthandler.cancel_dump_traceback_later()
         record.add(line | {"seconds": round(time.monotonic() - start, 3)})
-        if "failed" in (line["kind"], *(each["kind"] for each in line.get("results", ()))):
-            if not _device_answers():
-                return DEVICE_LOST
+        kinds = [line["kind"], *(each["kind"] for each in line.get("results", ()))]
+        if "failed" in kinds and not _device_answers():
+            return DEVICE_LOST
     return NOTHING_LEFT
 
 

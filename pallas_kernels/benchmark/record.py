@@ -178,7 +178,7 @@ class Record:
 
     def results(self, parts: Iterable[str]) -> list[dict[str, Any]]:
         """The results of all that has ended in these parts; what failed is a line of its own."""
-        found = []
+        found: list[dict[str, Any]] = []
         for part in parts:
             for line in self.ends(part)[0].values():
                 found += line["results"] if line["kind"] == "done" else [line]

@@ -1,8 +1,9 @@
 """The equivalents of the ops in PyTorch, which the benchmark times for comparison.
 
 Ops are compiled by `torch.compile` for static shapes, once for each size, with noise from PyTorch's
-generator: Inductor writes Triton for them. Without a GPU, they run as they are. Sketches use `torch.index_add_` and `torch.gather`. Their columns and signs are computed
-beforehand and are not timed, since a user would keep them from step to step.
+generator: Inductor writes Triton for them. Without a GPU, they run as they are. Sketches use
+`torch.index_add_` and `torch.gather`. Their columns and signs are computed beforehand and are not
+timed, since a user would keep them from step to step.
 """
 
 import functools
@@ -74,7 +75,9 @@ def _pack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
 
 
 def _unpack(torch: Any, size: int, bits: int) -> Callable[[], Any]:
-    words = torch.randint(0, 2**31 - 1, (size * bits // 32,), device=device_of(torch), dtype=torch.int32)
+    words = torch.randint(
+        0, 2**31 - 1, (size * bits // 32,), device=device_of(torch), dtype=torch.int32
+    )
 
     def unpack(words: Any, shifts: Any) -> Any:
         return (words[None] >> shifts) & (2**bits - 1)
@@ -101,7 +104,9 @@ def _block_float(torch: Any, size: int, dtype: str, block_size: int) -> Callable
 def _columns_and_signs(torch: Any, size: int) -> tuple[Any, Any]:
     shape = (SKETCH_ROWS, size)
     columns = torch.randint(0, columns_for(size), shape, device=device_of(torch))
-    return columns, torch.randint(0, 2, shape, device=device_of(torch), dtype=torch.int8) * 2.0 - 1.0
+    return columns, torch.randint(
+        0, 2, shape, device=device_of(torch), dtype=torch.int8
+    ) * 2.0 - 1.0
 
 
 def _encode(torch: Any, size: int) -> Callable[[], Any]:
