@@ -31,8 +31,9 @@ NONE = "No GPU or TPU has been measured."
 
 
 def records(root: Path) -> dict[str, Record]:
-    """The records by kind of device."""
-    found = [Record(path.parent) for path in root.glob(f"experiments/records/gpu*/{METRICS}")]
+    """The records by kind of device, without rehearsals."""
+    every = [Record(path.parent) for path in root.glob(f"experiments/records/gpu*/{METRICS}")]
+    found = [record for record in every if not record.config["rehearse"]]
     # The later one replaces another of its kind.
     return {record.config["device"]: record for record in sorted(found, key=_date)}
 

@@ -1,6 +1,7 @@
 """The part `step`: the share of a training step that encoding and decoding take."""
 
 import functools
+import os
 import re
 import statistics
 import sys
@@ -171,4 +172,6 @@ def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Itera
 
 
 if __name__ == "__main__":
+    # In one block of memory, programs of different sizes have their temporaries in turn.
+    os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}
     sys.exit(child({NAME: tasks}))

@@ -126,7 +126,7 @@ def child(parts: Mapping[str, Tasks], arguments: Sequence[str] | None = None) ->
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--record", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--until", type=float, required=True)  # Of `time.time`.
     parser.add_argument("--options", type=json.loads, default={})
     given = parser.parse_args(arguments)
     options = given.options
@@ -138,7 +138,7 @@ def child(parts: Mapping[str, Tasks], arguments: Sequence[str] | None = None) ->
         session = Session(device, samples, rehearse, options.get("tune", False))
         record = Record(given.record)
         tasks = list(parts[given.part](session, options, record))[:most]
-        return measure(record, given.part, tasks, given.seconds)
+        return measure(record, given.part, tasks, given.until - time.time())
 
 
 def _run_part(part: Part, record: Record, seconds: float, options: Mapping[str, Any]) -> bool:
@@ -146,7 +146,7 @@ def _run_part(part: Part, record: Record, seconds: float, options: Mapping[str, 
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         command = [sys.executable, "-m", part.module, part.name, "--record", str(record.folder)]
-        command += ["--seconds", f"{left:.1f}", "--options", json.dumps(options)]
+        command += ["--until", f"{time.time() + left:.3f}", "--options", json.dumps(options)]
         before = len(record.lines())
         try:
             code: int | str = subprocess.run(
