@@ -7,7 +7,7 @@
 | codecs | 90 | encoding and decoding the gradients of two models; writes `calibration.json` |
 | step | 120 | the share of a training step that encoding and decoding take |
 | power_sgd | 90 | `power_sgd` beside PyTorch's `powerSGD_hook` |
-| tests | the rest | `tests/gpu` |
+| tests | the rest | `tests/gpu`, unless `--most` is given |
 
 A record that exists is continued: what has a result is not measured again. Time that a part does
 not need goes to parts that are unfinished.
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from experiments.gpu import codecs  # Only now: no other process needs the device.
 
         codecs.calibration(record).save(record.folder / codecs.FILE)
-    if TESTS in (options.parts or NAMES):
+    if TESTS in (options.parts or NAMES[: None if options.most is None else -1]):
         all_done &= _tests(record, max(60 * options.minutes - (time.monotonic() - start), 1))
     bad = parts.bad_lines(record, PARTS)
     for one in bad:
