@@ -48,7 +48,7 @@ def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Itera
     for method in sorted(methods, key=_place):
         for model in models.gradients(session.rehearse):
             run = functools.partial(_timed, model, method, methods[method], session)
-            yield Task({"model": model, "method": method}, run)
+            yield Task({"model": model, "method": method}, run, 120)
 
 
 def calibration(record: Record) -> perf.Calibration:

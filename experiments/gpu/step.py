@@ -172,10 +172,10 @@ def _timed(method: str, session: Session, record: Record) -> list[Result]:
 
 def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Iterator[Task]:
     """A task for the batch, and one for each method beside `mean`, timed in turn."""
-    yield Task({"what": "batch"}, functools.partial(_batch, session), 90)
+    yield Task({"what": "batch"}, functools.partial(_batch, session), 120)
     for method in METHODS:
         run = functools.partial(_timed, method, session, record)
-        yield Task({"method": method}, run, 60)
+        yield Task({"method": method}, run, 120)
 
 
 if __name__ == "__main__":
