@@ -52,7 +52,7 @@ IN_ORDER: tuple[Row, ...] = tuple(
 OPS = tuple(dict.fromkeys(row.op.split(".")[0] for row in IN_ORDER))
 
 PADDED = 77  # Coordinates beyond a power of two, so that every kernel has to pad.
-SIZES = {"cpu": (2**16, 2**20), "other": (2**28, 2**24, 2**20), "rehearsal": (2**11,)}
+SIZES = {"cpu": (2**16, 2**20), "other": (2**28, 2**24, 2**18), "rehearsal": (2**11,)}
 TUNED_SIZES = {"cpu": (2**20,), "other": (2**26, 2**22, 2**18), "rehearsal": (2**11,)}
 CHECK_SIZES = {
     "cpu": (3001, 1),

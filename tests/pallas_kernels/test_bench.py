@@ -76,7 +76,7 @@ def test_what_users_run_is_first_and_one_size_is_padded() -> None:
     assert len({*keys}) == len(keys) and keys[0] == "quantize float32, 8 bits, 268435456"
     torch = [number for number, key in enumerate(keys) if key.endswith("torch")]
     assert len(torch) == 2 * len(torch_equivalents.EQUIVALENTS)
-    assert all(key.endswith(str(2**20)) for key in keys[max(torch) + 1 :])
+    assert all(key.endswith(str(2**18)) for key in keys[max(torch) + 1 :])
 
 
 def _row(label: str) -> Row:
