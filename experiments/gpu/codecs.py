@@ -48,7 +48,7 @@ def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Itera
     for model in models.gradients(session.rehearse):  # The first one is what is calibrated.
         for method in sorted(methods, key=_place):
             run = functools.partial(_timed, model, method, methods[method], session)
-            yield Task({"model": model, "method": method}, run, 120)
+            yield Task({"model": model, "method": method}, run, 300)
 
 
 def calibration(record: Record) -> perf.Calibration:

@@ -117,7 +117,7 @@ def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Itera
         for model in models.gradients(session.rehearse):
             for library in ("jaxcomm", "PyTorch"):
                 run = functools.partial(_timed, model, rank, library, session)
-                yield Task({"model": model, "rank": rank, "library": library}, run, 90)
+                yield Task({"model": model, "rank": rank, "library": library}, run, 300)
 
 
 if __name__ == "__main__":

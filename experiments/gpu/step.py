@@ -98,10 +98,10 @@ def _most_rows(kept: int, per_row: float, room: float) -> int:
     return next((rows for rows in ROWS if 2 * kept + rows * per_row <= room), 1)
 
 
-def _batch(session: Session) -> list[Result]:
+def _batch(session: Session) -> Result:
     """The rows that fill the device, from the memory of a program that is not run."""
     if session.rehearse:
-        return [{"kind": "batch", "rows": 2, "attention": "xla"}]
+        return {"kind": "batch", "rows": 2, "attention": "xla"}
     reason, attention = "", "cudnn"
     try:
         program = compiled("mean", TRIED, attention, session)
@@ -124,7 +124,7 @@ def _batch(session: Session) -> list[Result]:
     print(f"{rows} rows of {_sizes(session).length}, attention {attention} {reason}", flush=True)
     memory = {"arguments": kept, "temporaries_of_8_rows": temporaries, "room": room}
     found = {"kind": "batch", "rows": rows, "attention": attention, "no_cudnn": reason}
-    return [{**found, **memory}]
+    return {**found, **memory}
 
 
 @functools.lru_cache(maxsize=1)
@@ -139,10 +139,9 @@ def _number(sign: str, text: str) -> int:
 
 
 def _timed(method: str, session: Session, record: Record) -> list[Result]:
-    batches = [one for one in record.results([NAME]) if one["kind"] == "batch"]
-    if not batches:
-        raise RuntimeError("no batch size was found")
-    rows, attention = batches[-1]["rows"], batches[-1]["attention"]
+    known = [one for one in record.results([NAME]) if one["kind"] == "batch"]
+    batch = known[-1] if known else _batch(session)
+    rows, attention = batch["rows"], batch["attention"]
     mean, without = _mean(rows, attention, session)
     candidates = {"mean": mean}
     found: Result = {"kind": "step", "method": method, "rows": rows, "attention": attention}
@@ -167,15 +166,14 @@ def _timed(method: str, session: Session, record: Record) -> list[Result]:
         f"encodes and decodes  {method}",
         flush=True,
     )
-    return [found]
+    return [found] if known else [batch, found]
 
 
 def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Iterator[Task]:
-    """A task for the batch, and one for each method beside `mean`, timed in turn."""
-    yield Task({"what": "batch"}, functools.partial(_batch, session), 120)
+    """A task for each method, timed in turn with `mean`; the first one finds the batch."""
     for method in METHODS:
         run = functools.partial(_timed, method, session, record)
-        yield Task({"method": method}, run, 120)
+        yield Task({"method": method}, run, 300)
 
 
 if __name__ == "__main__":
