@@ -94,9 +94,9 @@ def test_the_models_have_the_published_sizes() -> None:
     assert [method.partition("(")[0].partition(",")[0] for method in step.METHODS] == [
         "mean",
         "global_qsgd",
-        "two_stage_mean",
         "power_sgd",
         "top_k",
+        "two_stage_mean",
     ]
 
 
