@@ -1,5 +1,6 @@
 EXTRAS := experiments,test,lint,browser
 ARGS :=
+PART :=
 SINCE := HEAD
 PY := .venv/bin/python
 
@@ -68,8 +69,8 @@ test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot,
 test-gpu: ## compare the kernels on this machine's GPU with their references
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_gpu $(ARGS)
 
-gpu: ## all that ten minutes with a GPU can tell: pallas_kernels.bench, then test-gpu (ARGS=--rehearse: on a CPU)
-	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/gpu $(ARGS)
+gpu: ## all that ten minutes with a GPU can show, or what is left of it (PART="right times"; ARGS=--rehearse: on a CPU)
+	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/gpu $(PART) $(ARGS)
 
 test-wheel: ## build the wheel, install it alone, import all of it, run the README's program, check a typed one (in .venv-wheel)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_wheel

@@ -11,13 +11,12 @@ import jax
 from jax import lax
 
 from pallas_kernels._device import PLATFORMS, Device, reason_against, rehearses, target
-from pallas_kernels._measured import MEASURED, Choice, Measured, Workload, choose, workload_of
+from pallas_kernels._measured import Choice, Measured, Workload, choose, workload_of
 from pallas_kernels._preference import VARIABLE, Implementation, preferred
 from pallas_kernels._probe import config_class, failure, load
-from pallas_kernels._tuned import given
+from pallas_kernels._tuned import given, table
 
 __all__ = [
-    "MEASURED",
     "Choice",
     "Device",
     "Implementation",
@@ -107,7 +106,7 @@ def run(
     if seen is not None:
         seen.append(workload)
 
-    choice = choose(workload, device, given=given())
+    choice = choose(workload, device, table(), given())
 
     def options_of(name: str) -> dict[str, Any]:
         if name != choice.implementation or not choice.config:

@@ -54,7 +54,7 @@ class Measured(NamedTuple):
     residual: bool | None = None
     rows: int | None = None
     config: Fields = ()
-    place: str = "The table MEASURED"  # Where the row is written.
+    place: str = "A row"  # Where the row is written.
 
     def covers(self, workload: Workload, device: Device) -> bool:
         """Whether the row is of this workload, whatever its size."""
@@ -70,10 +70,6 @@ class Choice(NamedTuple):
     implementation: Implementation
     config: Fields = ()
     place: str = ""
-
-
-# No GPU or TPU has been measured yet.
-MEASURED: tuple[Measured, ...] = ()
 
 
 def workload_of(
@@ -107,7 +103,7 @@ def _assumed(workload: Workload, device: Device) -> Implementation:
 def choose(
     workload: Workload,
     device: Device,
-    measured: Sequence[Measured] = MEASURED,
+    measured: Sequence[Measured] = (),
     given: Sequence[Measured] = (),
 ) -> Choice:
     """What runs on `device` if no implementation is named.

@@ -1,4 +1,4 @@
-"""Rows of `_measured` in a file, named by a context or the environment."""
+"""Rows of `_measured` in a file: that of the package, or one that a context or variable names."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from pallas_kernels._preference import Implementation
 from pallas_kernels._probe import is_op
 
 VARIABLE = "PALLAS_KERNELS_MEASURED"
+FILE = pathlib.Path(__file__).with_name("measured.jsonl")
 
 # JAX keeps one compiled program for each value of the context.
 _context = jax.make_user_context(None)
@@ -90,6 +91,12 @@ def given() -> tuple[Measured, ...]:
     """The rows of the context, else of the environment."""
     rows: tuple[Measured, ...] | None = _context.value
     return _of_environment() if rows is None else rows
+
+
+@functools.cache
+def table() -> tuple[Measured, ...]:
+    """The rows of the package, from the records of its repository."""
+    return read(FILE)
 
 
 @functools.cache

@@ -155,7 +155,7 @@ EXPERIMENTS = [
     {"training"},
     {"study"},
     {"report"},
-    {"studies", "bench"},
+    {"studies", "bench", "gpu"},
     {"train"},
     {"__main__"},
 ]

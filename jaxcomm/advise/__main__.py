@@ -9,6 +9,7 @@ from typing import NoReturn
 from jaxcomm.advise import advise
 from jaxcomm.advise._sizes import LAYERS
 from jaxcomm.perf import DEVICES, LINKS, read_calibration
+from jaxcomm.perf._network import LinkLike
 
 WRONG_INPUT = 2
 
@@ -33,7 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", required=True, type=int, help="number of workers")
     parser.add_argument("--link", help=f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}")
-    parser.add_argument("--calibration", help="a file of `perf.Calibration.save`, for the link")
+    parser.add_argument(
+        "--calibration",
+        help="a file of `perf.Calibration.save`, for codecs, and for the link without --link",
+    )
     parser.add_argument(
         "--step", required=True, help="a step that does not communicate, such as 0.3 or 300ms"
     )
@@ -50,9 +54,13 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the advice, or an error in one line; returns the exit code."""
     try:
         given = _parser().parse_args(arguments)
-        if (given.link is None) == (given.calibration is None):
-            raise ValueError("give either --link or --calibration.")
-        link = read_calibration(given.calibration) if given.link is None else given.link
+        if given.link is None and given.calibration is None:
+            raise ValueError("give --link, --calibration, or both.")
+        link: LinkLike | None = given.link
+        if given.calibration is not None:
+            measured = read_calibration(given.calibration)
+            link = measured if link is None else measured.with_link(given.link, given.axis)
+        assert link is not None
         found = advise(
             given.params,
             given.workers,

@@ -198,7 +198,8 @@ def _row(
 
 def _described(link: LinkLike) -> str:
     if isinstance(link, Calibration):
-        return f"calibrated on {link.device}"
+        given = {str(one) for each in link.links.values() for one in each.values()}
+        return given.pop() if len(given) == 1 else f"calibrated on {link.device}"
     if isinstance(link, Mapping):
         return "; ".join(f"{axis}: {to_link(each, LINKS)}" for axis, each in link.items())
     return str(to_link(link, LINKS))

@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxcomm.perf._link import Link
+from jaxcomm.perf._link import Link, to_link
+from jaxcomm.perf._presets import LINKS
 from jaxcomm.perf._require import require_at_least
 
 FORMAT = 1
@@ -49,6 +50,30 @@ class Calibration:
         if primitive not in self.links[axis]:
             raise ValueError(f"The calibration has no {primitive} over the axis {axis!r}.")
         return self.links[axis][primitive]
+
+    def with_link(self, link: Link | str, axis_name: str = "data") -> "Calibration":
+        """The same codecs, with one link for every collective over an axis.
+
+        Codecs that were measured on one device have no link, since one device sends nothing.
+
+        Args:
+          link: A link, a bandwidth such as "10Gbit", or a preset's name.
+          axis_name: The axis that sends over it.
+
+        Returns:
+          The calibration; other axes keep their links.
+
+        Raises:
+          ValueError: If the link has no bandwidth.
+
+        Example:
+          >>> from jaxcomm import perf
+          >>> measured = perf.Calibration({}, {"mine": 1e-9}).with_link("10Gbit")
+          >>> measured.link("data", "all_reduce").bytes_per_second
+          1250000000.0
+        """
+        given = dict.fromkeys(PRIMITIVES, to_link(link, LINKS))
+        return dataclasses.replace(self, links={**self.links, axis_name: given})
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the calibration as JSON, whole or not at all.

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcomm._sharded import is_spec
 from jaxcomm._state import init, state_specs
 
 SIDE, LEAVES = 1024, 4
 """The update that is timed: square matrices, since low-rank methods factor matrices."""
-
-COORDINATES = LEAVES * SIDE**2
 
 
 def _updates() -> dict[str, jax.Array]:
@@ -25,7 +24,7 @@ def _updates() -> dict[str, jax.Array]:
 
 
 def _prepared(
-    tx: optax.GradientTransformation, mesh: Mesh, updates: dict[str, jax.Array]
+    tx: optax.GradientTransformation, mesh: Mesh, updates: Mapping[str, jax.Array]
 ) -> Callable[[], Any]:
     """A compiled update of a single worker, which continues from its own state."""
     (axis,) = mesh.axis_names
@@ -36,11 +35,12 @@ def _prepared(
         return tx.update(updates, state, updates)
 
     whole = PartitionSpec()
-    run = jax.jit(
-        jax.shard_map(
-            update, mesh=mesh, in_specs=(whole, specs), out_specs=(whole, specs), check_vma=False
-        )
+    mapped = jax.shard_map(
+        update, mesh=mesh, in_specs=(whole, specs), out_specs=(whole, specs), check_vma=False
     )
+    # XLA would place results on the device and not on its mesh: the second call would compile too.
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (whole, specs), is_leaf=is_spec)
+    run = jax.jit(mapped, out_shardings=placed)
 
     def once() -> Any:
         nonlocal state
@@ -65,6 +65,7 @@ def codec_seconds(
     device: jax.Device,
     axis_name: str,
     repeats: int,
+    updates: Mapping[str, jax.Array] | None = None,
 ) -> dict[str, float]:
     """The seconds per coordinate of each method on one device, beyond those of a copy.
 
@@ -73,12 +74,14 @@ def codec_seconds(
       device: A device of this process.
       axis_name: The axis that the methods name.
       repeats: The updates that are timed.
+      updates: The update, by default of `LEAVES` matrices.
     """
     mesh = Mesh(np.array([device]), (axis_name,), axis_types=(AxisType.Auto,))
-    updates = jax.device_put(_updates(), device)
+    updates = jax.device_put(dict(_updates() if updates is None else updates), device)
+    coordinates = sum(x.size for x in updates.values())
     copy = _median(_prepared(optax.identity(), mesh, updates), repeats)
     seconds = {}
     for name, tx in methods.items():
         taken = _median(_prepared(tx, mesh, updates), repeats)
-        seconds[name] = max(taken - copy, 0.0) / COORDINATES
+        seconds[name] = max(taken - copy, 0.0) / coordinates
     return seconds

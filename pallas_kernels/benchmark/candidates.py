@@ -23,7 +23,6 @@ class Session(NamedTuple):
 
     device: _dispatch.Device
     samples: int
-    torch: Any
     rehearse: bool = False  # On a CPU, with kernels for GPU in the interpreter.
     tune: bool = False  # Kernels in each of their candidate configs.
 
@@ -126,28 +125,34 @@ def check(row: Row, size: int, variant: Variant, session: Session) -> str:
     return difference(row, actual, wanted)
 
 
+def _compiled(f: Callable[..., Any], given: Callable[[], Any]) -> Candidate:
+    return Candidate(functools.partial(jax.jit(f), *given()), jax.block_until_ready)
+
+
+def copy_of(size: int) -> Candidate:
+    """`x + 1` on float32, the roof of everything that is limited by memory."""
+    return _compiled(lambda x: x + 1, lambda: [jnp.zeros(size, jnp.float32)])
+
+
 def builders(row: Row, size: int, session: Session) -> dict[Variant, Callable[[], Candidate]]:
-    """Functions that compile a copy, every variant that runs here, and PyTorch's equivalent."""
+    """Functions that compile a copy, and every variant that runs here."""
     arguments = functools.cache(
         lambda: jax.block_until_ready(jax.jit(lambda: row.arguments(size))())
     )
-
-    def compiled(f: Callable[..., Any], given: Callable[[], Any]) -> Candidate:
-        return Candidate(functools.partial(jax.jit(f), *given()), jax.block_until_ready)
-
-    found: dict[Variant, Callable[[], Candidate]] = {
-        Variant("copy"): lambda: compiled(lambda x: x + 1, lambda: [jnp.zeros(size, jnp.float32)]),
+    return {
+        Variant("copy"): lambda: copy_of(size),
         **{
-            variant: functools.partial(compiled, function(row, size, variant, session), arguments)
+            variant: functools.partial(_compiled, function(row, size, variant, session), arguments)
             for variant in variants(row, session)
         },
     }
-    # The equivalents view the array as words of fields.
-    if session.torch is not None and row.label in torch_equivalents.EQUIVALENTS and size % 32 == 0:
 
-        def torch_candidate() -> Candidate:
-            call = torch_equivalents.build(session.torch, row.label, size)
-            return Candidate(call, lambda _: session.torch.cuda.synchronize())
 
-        found[Variant("torch")] = torch_candidate
-    return found
+def torch_builders(row: Row, size: int, torch: Any) -> dict[Variant, Callable[[], Candidate]]:
+    """Functions that compile a copy, and PyTorch's equivalent of a row that has one."""
+
+    def build() -> Candidate:
+        call = torch_equivalents.build(torch, row.label, size)
+        return Candidate(call, lambda _: torch_equivalents.wait(torch))
+
+    return {Variant("copy"): lambda: copy_of(size), Variant("torch"): build}

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -37,8 +37,15 @@ def busy_seconds(planes: Iterable[Any]) -> float | None:
     return None
 
 
-def device_seconds(candidate: Candidate, calls: int) -> float | None:
-    """Seconds per call on the device; None if the profiler sees no device."""
+class Profile(NamedTuple):
+    """What the profiler says of a device; None where it sees none."""
+
+    seconds: float | None  # Per call, on the device.
+    bytes_per_second: float | None  # Of its memory, by its clock and width.
+
+
+def profile(candidate: Candidate, calls: int) -> Profile:
+    """Seconds per call on the device, and what its memory could move at most."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
@@ -46,6 +53,14 @@ def device_seconds(candidate: Candidate, calls: int) -> float | None:
             candidate.wait(result)
         files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
         if not files:
-            return None
-        busy = busy_seconds(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
-    return None if busy is None else busy / calls
+            return Profile(None, None)
+        planes = list(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
+    busy = busy_seconds(planes)
+    peaks = [
+        float(value)
+        for plane in planes
+        if plane.name.startswith("/device:")
+        for name, value in plane.stats
+        if name == "memory_bandwidth"
+    ]
+    return Profile(None if busy is None else busy / calls, max(peaks, default=None))

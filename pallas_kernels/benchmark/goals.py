@@ -25,7 +25,7 @@ class Measurement(NamedTuple):
 
 
 def read(metrics: Iterable[Mapping[str, Any]]) -> list[Measurement]:
-    """The measurements in the lines of a record; those of rows that no longer exist are skipped."""
+    """The measurements in the results of a record; those of rows that are no more are skipped."""
     by_label = {row.label: row for row in ROWS}
     return [
         Measurement(

@@ -1,5 +1,6 @@
 """What the machine was doing: commit, clocks, driver and power."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -34,7 +35,12 @@ def _output(command: list[str], folder: pathlib.Path | None = None) -> str | Non
 
 
 def commit() -> str:
-    """The commit of the source, with "+" if files differ from it; "unknown" without git."""
+    """The commit of the source, with "+" if files differ from it.
+
+    Where a copy of the source has no git, the variable `JAXCOMM_COMMIT` names it.
+    """
+    if named := os.environ.get("JAXCOMM_COMMIT"):
+        return named
     folder = pathlib.Path(pallas_kernels.__path__[0])
     name = _output(["git", "rev-parse", "HEAD"], folder)
     if not name:

@@ -1,10 +1,22 @@
-"""A record of a benchmark: settings, environment and every sample.
+"""A record that every run continues: settings, environments, and one line per measurement.
 
-config.json      the settings, and whether the run finished
-environment.txt  commit, versions, device, its clocks and power, and command
-metrics.jsonl    raw samples, one object per line
+config.json      the settings of the last run, the kind of device, and whether nothing is left
+environment.txt  of each run: commit, versions, device, its clocks and power, and command
+metrics.jsonl    one object per line, which is never changed
+
+| `kind` of a line | what it says |
+|---|---|
+| session | a run began: its date, commit and device |
+| begun | a measurement began; `part` and `key` name it |
+| done | it ended, with its `results` and `seconds` |
+| failed | it raised, for this `reason` |
+| skipped | twice it was begun, and the process ended before it |
+| died, cut | the process of a part died; its time was over in the midst of a measurement |
+| again | what failed or was skipped before this line is measured again |
 """
 
+import collections
+import datetime
 import importlib.metadata
 import json
 import os
@@ -12,12 +24,15 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pallas_kernels.benchmark import machine
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "numpy", "torch")
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "numpy", "optax", "torch", "triton")
+METRICS, CONFIG = "metrics.jsonl", "config.json"
+RESULTS = ("done", "failed", "skipped")
 
 # A TPU belongs to one process at a time, so the parent asks another one for the device.
 _ASK = """
@@ -54,11 +69,12 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def describe_environment(device: dict[str, str], arguments: list[str]) -> str:
+def _environment(session: dict[str, Any], device: dict[str, str], command: list[str]) -> str:
     """Commit, versions, device and command, one per line."""
     facts = {
-        "command": shlex.join(["python", "-m", "pallas_kernels.bench", *arguments]),
-        "commit": machine.commit(),
+        "date": session["date"],
+        "command": shlex.join(command),
+        "commit": session["commit"],
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "platform": platform.platform(),
@@ -68,48 +84,102 @@ def describe_environment(device: dict[str, str], arguments: list[str]) -> str:
         **machine.gpu_state(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
-    return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
-
-
-def append(folder: Path, row: dict[str, Any]) -> None:
-    """Appends one line of metrics."""
-    with (folder / "metrics.jsonl").open("a") as metrics:
-        metrics.write(json.dumps(row, allow_nan=False) + "\n")
+    return "".join(f"{name}: {fact}\n" for name, fact in facts.items()) + "\n"
 
 
 class Record:
-    """A folder that is valid at every moment."""
+    """A folder that is valid at every moment. Several processes may append to it in turn."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], environment: str):
-        """Creates the folder.
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-        Raises:
-          OSError: If the folder already exists, or cannot be created.
-        """
-        self._folder, self._config = folder, config
-        folder.mkdir(parents=True)
-        self._write_config(finished=False)
-        (folder / "environment.txt").write_text(environment)
-
-    def _write_config(self, finished: bool) -> None:
-        settings = {**self._config, "finished": finished}
-        (self._folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Appends one line of metrics."""
-        append(self._folder, row)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The lines of metrics so far; a line that a killed process left unfinished is skipped."""
-        path = self._folder / "metrics.jsonl"
-        found = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the last run."""
+        found: dict[str, Any] = json.loads((self.folder / CONFIG).read_text())
         return found
 
+    def begin(self, config: dict[str, Any], device: dict[str, str], command: list[str]) -> None:
+        """Begins a run: creates the folder, or continues what is there.
+
+        Raises:
+          OSError: If the folder cannot be created or written.
+          ValueError: If it is no record, or one of another kind of device or of a rehearsal.
+        """
+        kept = {"device": device["kind"], "rehearse": config["rehearse"]}
+        if (self.folder / CONFIG).exists():
+            found = self.config
+            before = {name: found.get(name) for name in kept}
+            if before != kept:
+                raise ValueError(f"{self.folder} is of {before}, not of {kept}: name another one")
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(f"{self.folder} is no record: name a new folder, or a record")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write({**config, **kept, "finished": False})
+        session = {
+            "kind": "session",
+            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}",
+            "commit": machine.commit(),
+            "device": device["kind"],
+        }
+        with (self.folder / "environment.txt").open("a") as file:
+            file.write(_environment(session, device, command))
+        self.add(session)
+
+    def _write(self, config: dict[str, Any]) -> None:
+        (self.folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
     def finish(self) -> None:
-        """Marks the record as complete."""
-        self._write_config(finished=True)
+        """States that nothing is left to measure."""
+        self._write({**self.config, "finished": True})
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Appends one line, after the end of one that a killed process left unfinished."""
+        text = json.dumps(line, allow_nan=False) + "\n"
+        with (self.folder / METRICS).open("ab+") as metrics:
+            if metrics.tell():
+                metrics.seek(-1, os.SEEK_END)
+                text = text if metrics.read(1) == b"\n" else "\n" + text
+            metrics.write(text.encode())
+            metrics.flush()
+            os.fsync(metrics.fileno())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines."""
+        path, found = self.folder / METRICS, []
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                value = json.loads(line)
+            except ValueError:  # Of JSON, or of UTF-8.
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        return found
+
+    def ends(self, part: str) -> tuple[dict[str, dict[str, Any]], collections.Counter[str]]:
+        """The lines of what has ended, by key, and how often what has not was begun in vain."""
+        ended: dict[str, dict[str, Any]] = {}
+        begun: collections.Counter[str] = collections.Counter()
+        latest = ""
+        for line in self.lines():
+            if line["kind"] == "again":
+                ended = {key: one for key, one in ended.items() if one["kind"] == "done"}
+                begun.clear()
+            elif line.get("part") != part:
+                continue
+            elif line["kind"] == "begun":
+                latest = line["key"]
+                begun[latest] += 1
+            elif line["kind"] == "cut":  # Not the fault of what was being measured.
+                begun[latest] -= 1
+            elif line["kind"] in RESULTS:
+                ended[line["key"]] = line
+        return ended, begun
+
+    def results(self, parts: Iterable[str]) -> list[dict[str, Any]]:
+        """The results of all that has ended in these parts; what failed is a line of its own."""
+        found: list[dict[str, Any]] = []
+        for part in parts:
+            for line in self.ends(part)[0].values():
+                found += line["results"] if line["kind"] == "done" else [line]
+        return found

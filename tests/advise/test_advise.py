@@ -149,6 +149,25 @@ def test_a_calibration_has_the_times_of_codecs() -> None:
     assert len(without.rows) == 8
 
 
+def test_codecs_of_one_device_have_the_link_that_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codecs = {'jaxcomm.power_sgd("data", rank=4)': 1e-12, 'jaxcomm.mean("data")': 0.0}
+    measured = perf.Calibration({}, codecs, "NVIDIA H100")
+    found = advise(PARAMS, 8, link=measured.with_link("1Gbit"), step_seconds=0.1)
+    plain = advise(PARAMS, 8, link="1Gbit", step_seconds=0.1)
+    network = {row.code: row.prediction.network_seconds for row in plain.rows}
+    assert {row.code: row.prediction.network_seconds for row in found.rows} == {
+        code: network[code] for code in codecs
+    }
+    assert found.assumptions[1] == plain.assumptions[1] != found.assumptions[2]
+    measured.save(tmp_path / "codecs.json")
+    assert main([*COMMAND, "--calibration", str(tmp_path / "codecs.json")]) == 0
+    assert "calibrated; 2 of 8 methods were timed" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no axis 'data'"):
+        advise(PARAMS, 8, link=measured, step_seconds=0.1)
+
+
 def test_a_timed_method_is_compared_with_the_exact_mean() -> None:
     links = {"data": {name: perf.Link(1e9, 0.0) for name in ("all_reduce", "all_gather")}}
     codecs = {'jaxcomm.power_sgd("data", rank=1)': 1e-9}
@@ -254,7 +273,7 @@ def test_the_command_prints_the_table(
         (["--step", "soon"], "`step_seconds` must be a duration, such as 0.3 or"),
         (["--step", "nan"], "`step_seconds` must be a finite number above 0, got nan"),
         (["--device", "abacus"], "`device` must be"),
-        (["--calibration", "/nowhere"], "give either --link or --calibration"),
+        (["--calibration", "/nowhere"], "No such file or directory: '/nowhere'"),
         (["--bits", "8"], "unrecognized arguments: --bits 8"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -13,12 +12,16 @@ from pallas_kernels import _device, bench
 from pallas_kernels._dispatch import Measured
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
-from pallas_kernels.benchmark import one_op, torch_equivalents
-from pallas_kernels.benchmark.candidates import Session, Variant, difference
-from pallas_kernels.benchmark.device_time import busy_seconds
+from pallas_kernels.benchmark import candidates, ops, parts, torch_equivalents
+from pallas_kernels.benchmark.candidates import Session, difference
+from pallas_kernels.benchmark.device_time import Profile, busy_seconds
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, verdicts
-from pallas_kernels.benchmark.processes import run_limited
+from pallas_kernels.benchmark.record import Record
 from pallas_kernels.benchmark.timing import Candidate, Times, time_in_turn
+
+
+def results(folder: pathlib.Path) -> list[Any]:
+    return Record(folder).results(["right", "times"])
 
 
 @pytest.mark.slow
@@ -27,27 +30,28 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     arguments = ["--ops", "pack", "--sizes", "8", "--samples", "3", "--output", str(folder)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "pack, 4 bits" in printed and "GB/s" in printed and "pack: 8 right, 0 wrong" in printed
+    assert "8 failures" not in printed and "0 failures" in printed
     assert "pack, 4 bits, at least 0.8 of a copy: not measured" in printed
     assert "quantize" not in printed
     config = json.loads((folder / "config.json").read_text())
-    assert config["finished"] and config["sizes"] == [256]
+    assert config["finished"] and config["sizes"] == [256] and config["device"] == "cpu"
     environment = (folder / "environment.txt").read_text()
     assert "command: python -m pallas_kernels.bench --ops pack" in environment
     assert "jaxlib: " in environment and "devices: " in environment and "commit: " in environment
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kinds = [row["kind"] for row in lines]
-    assert kinds.index("time") > max(i for i, kind in enumerate(kinds) if kind == "check")
+    lines = results(folder)
     checked = [row for row in lines if row["kind"] == "check"]
     assert len(checked) == 2 * 8 and not any(row["wrong"] for row in checked)
     timed = [row for row in lines if row["kind"] == "time"]
-    labels = [row.label for row in ROWS if row.op.startswith("pack")]
+    labels = [row.label for row in ops.IN_ORDER if row.op.startswith("pack")]
     assert [(row["label"], row["size"], row["implementation"]) for row in timed] == [
         (label, 256, implementation) for label in labels for implementation in ("copy", "reference")
     ]
     assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in timed)
     assert {row["bytes"] for row in timed if row["implementation"] == "copy"} == {2048}
     assert {row["device_seconds"] for row in timed} == {None}  # The profiler sees no device.
+    # The same again measures nothing.
+    size = len(Record(folder).lines())
+    assert main(arguments) == 0 and len(Record(folder).lines()) == size + 1
 
 
 @pytest.mark.slow
@@ -55,57 +59,24 @@ def test_a_rehearsal_interprets_the_kernels(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "record"
     arguments = ["--rehearse", "--ops", "exponential", "--sizes", "10", "--output", str(folder)]
     assert main(arguments) == 0
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    checked = {(row["implementation"], row["wrong"]) for row in lines if row["kind"] == "check"}
+    checked = {(row["implementation"], row["wrong"]) for row in results(folder) if "wrong" in row}
     assert checked == {("reference", ""), ("mosaic_gpu", "")}
 
 
-def test_an_op_that_hangs_or_dies_costs_its_time_only(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ends = iter(["its time limit of 3 s is over", "exit code -11: no output"])
-    commands = []
-
-    def run(command: Any, *_: Any) -> str:
-        commands.append(command)
-        return next(ends)
-
-    device = {"platform": "cpu", "kind": "cpu", "devices": "1 x cpu", "runtime": "none"}
-    monkeypatch.setattr(bench, "run_limited", run)
-    monkeypatch.setattr(bench, "ask_for_device", lambda: device)
-    folder = tmp_path / "record"
-    assert main(["--ops", "pack", "quantize", "--output", str(folder)]) == 1
-    assert [command[command.index("--op") + 1] for command in commands] == ["pack", "quantize"]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["kind"], row["op"]) for row in lines] == [
-        ("unfinished", "pack"),
-        ("unfinished", "quantize"),
-    ]
-    assert "pack did not finish: its time limit" in capsys.readouterr().out
-    assert json.loads((folder / "config.json").read_text())["finished"]
-
-
-def test_the_goals_sizes_are_first_and_one_is_padded() -> None:
-    sizes = bench.SIZES["other"]
-    assert sizes[:3] == (2**26, 2**26 + bench.PADDED, 2**28)
-    assert max(sizes[3:]) < 2**26 and bench.PADDED % 2
-    assert bench.OPS[:2] == ("quantize", "pack") and set(bench.OPS) == {
+def test_what_users_run_is_first_and_one_size_is_padded() -> None:
+    assert ops.SIZES["other"][:2] == (2**28, 2**24) and ops.PADDED % 2
+    assert ops.CHECK_SIZES["other"][0] % 2**20 == ops.PADDED
+    assert tuple(row.label for row in ops.IN_ORDER[: len(ops.FIRST)]) == ops.FIRST
+    assert sorted(map(id, ops.IN_ORDER)) == sorted(map(id, ROWS))
+    assert ops.OPS[:2] == ("quantize", "pack") and set(ops.OPS) == {
         row.op.split(".")[0] for row in ROWS
     }
-
-
-def test_a_process_is_limited_and_heard(capfd: pytest.CaptureFixture[str]) -> None:
-    heard: list[str] = []
-    program = "import time; print('started', flush=True); time.sleep({})"
-
-    def run(code: str, seconds: float) -> str:
-        return run_limited(["-c", code], seconds, os.environ, heard.append)
-
-    assert run(program.format(0), 60) == "" and heard == ["started"]
-    assert run(program.format(60), 0.5) == "its time limit of 0 s is over"
-    assert run("import os; print('last words', flush=True); os._exit(3)", 60) == (
-        "exit code 3: last words"
-    )
+    session = Session(_device.Device("cuda", "NVIDIA H200"), 7)
+    keys = [task.key for task in ops.times(session, {}, Record(pathlib.Path("absent")))]
+    assert len({*keys}) == len(keys) and keys[0] == "quantize float32, 8 bits, 268435456"
+    torch = [number for number, key in enumerate(keys) if key.endswith("torch")]
+    assert len(torch) == 2 * len(torch_equivalents.EQUIVALENTS)
+    assert all(key.endswith(str(2**18)) for key in keys[max(torch) + 1 :])
 
 
 def _row(label: str) -> Row:
@@ -125,19 +96,31 @@ def test_a_failure_is_a_row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         return functools.partial(self.call, size=size, implementation=implementation)
 
     monkeypatch.setattr(Row, "function", function)
-    monkeypatch.setattr(one_op, "device_seconds", lambda *_: 1e-6)
+    monkeypatch.setattr(ops, "profile", lambda *_: Profile(1e-6, 3e12))
+    record = Record(tmp_path)
+    options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
     with _device.rehearsal():
-        session = Session(_device.target(), 1, None, rehearse=True)
-        output = one_op.Output(tmp_path, "pack")
-        wrong = one_op.check_rows([row], [64], session, output)
-        one_op.time_row(row, 64, set(), session, output)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert wrong == {("pack, 8 bits", Variant("mosaic_gpu"))}
-    failed = [line for line in lines if line["kind"] == "failed"]
-    assert [line["reason"] for line in failed] == ["RuntimeError: no such instruction"] * 2
-    timed = [line for line in lines if line["kind"] == "time"]
-    assert [line["implementation"] for line in timed] == ["copy", "reference"]
-    assert {line["device_seconds"] for line in timed} == {1e-6}
+        session = Session(_device.target(), 1, rehearse=True)
+        checks = [
+            task
+            for task in ops.checks(session, options, record)
+            if task.about["label"] == row.label
+        ]
+        assert parts.measure(record, "right", checks, 60) == parts.NOTHING_LEFT
+        builds = candidates.builders(row, 64, session)
+        timed = ops.time_row(row, 64, builds, session)
+        (task,) = (
+            task for task in ops.times(session, options, record) if task.about["label"] == row.label
+        )
+        right = list(task.run())
+    (wrong,) = parts.bad_lines(record, ops.PARTS)
+    assert wrong["reason"] == "RuntimeError: no such instruction"
+    assert wrong["label"] == row.label and wrong["implementation"] == "mosaic_gpu"
+    assert [line["kind"] for line in timed] == ["failed", "time", "time"]
+    assert [line["implementation"] for line in timed[1:]] == ["copy", "reference"]
+    assert {line["device_seconds"] for line in timed[1:]} == {1e-6}
+    # What is wrong is not timed.
+    assert [line["kind"] for line in right] == ["time", "time", "clocks"]
 
 
 def test_wrong_bits_are_seen() -> None:
@@ -200,7 +183,6 @@ def test_a_record_gives_rows_of_the_dispatch() -> None:
         (["--sizes", "many"], "--sizes: invalid int value: 'many'"),
         (["--ops", "sort"], "--ops: invalid choice: 'sort'"),
         (["--samples", "0"], "--samples: must be at least 1, got 0"),
-        (["--output", "."], "--output: . already exists"),
         (["--minutes", "0"], "--minutes: must be positive, got 0"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
@@ -223,11 +205,11 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     (tmp_path / "file").touch()
     assert main(["--output", str(tmp_path / "file" / "record")]) == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith("cannot create ")
-        and "record: Not a directory" in said
-        and said.count("\n") == 1
-    )
+    assert "Not a directory" in said and "record" in said and said.count("\n") == 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert main(["--output", str(tmp_path / "other")]) == 2
+    assert "other is no record: name a new folder" in capsys.readouterr().err
 
 
 def test_calls_are_queued_until_a_sample_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ import pytest
 from pallas_kernels import _device, _tuned, bench, measured
 from pallas_kernels._dispatch import Measured
 from pallas_kernels.arg_specs import ROWS, Row
-from pallas_kernels.benchmark import one_op
+from pallas_kernels.benchmark import ops, parts
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
+from pallas_kernels.benchmark.device_time import Profile
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
+from pallas_kernels.benchmark.record import Record
 from pallas_kernels.pack import mosaic_gpu, pack
 
 FEW, MANY = (("numbers", 4),), (("numbers", 16),)
@@ -23,13 +25,9 @@ def row_of(label: str) -> Row:
     return next(row for row in ROWS if row.label == label)
 
 
-def lines_of(folder: pathlib.Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def session(kind: str = "cuda", tune: bool = True) -> Session:
     device = _device.Device(kind, {"cuda": "NVIDIA H200", "tpu": "TPU v5 lite"}.get(kind, kind))
-    return Session(device, 1, None, tune=tune)
+    return Session(device, 1, tune=tune)
 
 
 def test_variants_are_the_candidates_of_kernels() -> None:
@@ -62,24 +60,29 @@ def test_a_config_that_fails_is_a_row(
         return result + 1 if config.fields == FEW else result
 
     monkeypatch.setattr(mosaic_gpu, "pack", broken)
-    monkeypatch.setattr(one_op, "device_seconds", lambda *_: 1e-6)
+    monkeypatch.setattr(ops, "profile", lambda *_: Profile(1e-6, None))
+    record = Record(tmp_path)
+    options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
     with _device.rehearsal():
-        given = Session(_device.target(), 1, None, rehearse=True, tune=True)
-        output = one_op.Output(tmp_path, "pack")
-        wrong = one_op.check_rows([row], [64], given, output)
-        one_op.time_row(row, 64, wrong, given, output)
+        given = Session(_device.target(), 1, rehearse=True, tune=True)
+        checks = [
+            task for task in ops.checks(given, options, record) if task.about["label"] == row.label
+        ]
+        assert parts.measure(record, "tune_right", checks, 60) == parts.NOTHING_LEFT
+        (task,) = (
+            task for task in ops.times(given, options, record) if task.about["label"] == row.label
+        )
+        results = list(task.run())
     assert seen == {*mosaic_gpu.Config.candidates("uint8")}
-    assert wrong == {(row.label, Variant("mosaic_gpu", fields)) for fields in (FEW, MANY)}
     reasons = {
-        tuple(line["config"].items()): line["reason"]
-        for line in lines_of(tmp_path)
-        if line["kind"] == "failed"
+        tuple(line["config"].items()): line.get("reason") or line["wrong"]
+        for line in parts.bad_lines(record, ops.TUNED_PARTS)
     }
     assert reasons == {
         MANY: "RuntimeError: too many registers",
         FEW: "result 0 differs at 16 places, first at 0",
     }
-    timed = [(m.implementation, m.config) for m in read(lines_of(tmp_path))]
+    timed = [(m.implementation, m.config) for m in read(results)]
     assert timed == [("copy", ()), ("reference", ()), ("mosaic_gpu", (("numbers", 8),))]
 
 
@@ -124,7 +127,7 @@ def test_a_rehearsal_writes_a_file_that_ops_use(tmp_path: pathlib.Path) -> None:
     arguments = ["--rehearse", "--tune", "--ops", "pack", "--sizes", "9", "--output", str(folder)]
     assert bench.main(arguments) == 0
     assert json.loads((folder / "config.json").read_text())["tune"]
-    lines = lines_of(folder)
+    lines = Record(folder).results(["tune_right", "tune_times"])
     for kind in ("check", "time"):
         found = {str(line["config"]) for line in lines if line["kind"] == kind}
         assert found == {"{}", "{'numbers': 4}", "{'numbers': 8}", "{'numbers': 16}"}
@@ -145,4 +148,4 @@ def test_tuning_has_sizes_and_minutes_of_its_own(tmp_path: pathlib.Path) -> None
     assert bench.parse(arguments).minutes == bench.TUNED_MINUTES > bench.MINUTES
     assert bench.parse(arguments[1:]).minutes == bench.MINUTES
     assert bench.parse([*arguments, "--minutes", "3"]).minutes == 3
-    assert {len(sizes) for sizes in bench.TUNED_SIZES.values()} <= {1, 2, 3}
+    assert {len(sizes) for sizes in ops.TUNED_SIZES.values()} <= {1, 2, 3}

@@ -166,7 +166,9 @@ def test_2_to_the_31_elements(platform: str, monkeypatch: pytest.MonkeyPatch) ->
     """They raise only where the kernel was named; the GPU is measured to be faster here."""
     rows = (Measured("quantize.quantize", KINDS["cuda"], 0, "mosaic_gpu", "none"),)
     monkeypatch.setattr(
-        _dispatch, "choose", lambda workload, device, given: choose(workload, device, rows, given)
+        _dispatch,
+        "choose",
+        lambda workload, device, _, given: choose(workload, device, rows, given),
     )
 
     def round_trip(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import jaxcomm
 from jaxcomm import perf
 from jaxcomm.perf._calibration import PRIMITIVES
+from jaxcomm.perf._codec_times import _prepared, codec_seconds
 from jaxcomm.perf._collective_times import automatic, fit, slowest
 from jaxcomm.perf._recommended import RECOMMENDED
 
@@ -62,6 +64,28 @@ def test_a_named_method_is_timed() -> None:
     mesh = jax.make_mesh((1,), ("data",))
     measured = perf.calibrate(mesh, methods={"mine": jaxcomm.mean()}, repeats=1)
     assert measured.links == {} and 0 <= measured.codecs["mine"] < 1e-5
+
+
+def test_an_update_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second compilation would be timed, and on a GPU it takes seconds."""
+    tx, traced = jaxcomm.power_sgd(rank=1), []
+
+    def update(*args: Any, **extra_args: Any) -> Any:
+        traced.append(args)
+        return tx.update(*args, **extra_args)
+
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    counted = optax.GradientTransformationExtraArgs(tx.init, update)
+    once = _prepared(counted, mesh, {"w": jax.numpy.ones((8, 8))})
+    for _ in range(3):
+        once()
+    assert len(traced) == 1
+
+
+def test_the_update_that_is_timed_may_be_given() -> None:
+    given = {"w": jax.numpy.ones((8, 8)), "b": jax.numpy.ones(8)}
+    names = {"mean": jaxcomm.mean()}
+    assert codec_seconds(names, jax.devices()[0], "data", 1, given)["mean"] >= 0
 
 
 def test_mistakes_are_named() -> None:

@@ -1,0 +1,118 @@
+"""`python -m experiments.gpu`: all that ten minutes with a GPU can show, most valuable first.
+
+| part | seconds | what it measures |
+|---|---|---|
+| right | 60 | whether ops equal their references, bit for bit where that is promised |
+| times | 180 | each op beside XLA's fusion, a copy and PyTorch, at 2**28 and 2**24 coordinates |
+| codecs | 90 | encoding and decoding the gradients of two models; writes `calibration.json` |
+| step | 120 | the share of a training step that encoding and decoding take |
+| power_sgd | 90 | `power_sgd` beside PyTorch's `powerSGD_hook` |
+| tests | the rest | `tests/gpu`, unless `--most` is given |
+
+A record that exists is continued: what has a result is not measured again. Time that a part does
+not need goes to parts that are unfinished.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pallas_kernels.benchmark import ops, parts
+from pallas_kernels.benchmark.parts import Part
+from pallas_kernels.benchmark.record import Record, ask_for_device
+
+ROOT = Path(__file__).parents[2]
+PARTS = (
+    *ops.PARTS,
+    Part("codecs", "experiments.gpu.codecs", 90),
+    Part("step", "experiments.gpu.step", 120),
+    Part("power_sgd", "experiments.gpu.power_sgd", 90),
+)
+TESTS = "tests"
+NAMES = (*(part.name for part in PARTS), TESTS)
+RECORD, REHEARSAL = ROOT / "experiments" / "records" / "gpu", ROOT / "build" / "gpu_rehearsal"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="tools/gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(NAMES)}; all by default")
+    add("--record", type=Path, metavar="FOLDER", help="default: experiments/records/gpu")
+    add("--minutes", type=float, default=10.0, metavar="M", help="the time for everything")
+    add("--most", type=int, metavar="N", help="only the first N measurements of each part")
+    add("--samples", type=int, metavar="N", help="samples of each time")
+    add("--again", action="store_true", help="measure again what failed or was skipped")
+    add("--rehearse", action="store_true", help="on a CPU, small, kernels in the interpreter")
+    options = parser.parse_args(arguments)
+    for name in options.parts:
+        if name not in NAMES:
+            parser.error(f"there is no part {name!r}, only {', '.join(NAMES)}")
+    for name in ("minutes", "most", "samples"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            parser.error(f"argument --{name}: must be positive, got {value:g}")
+    options.record = options.record or (REHEARSAL if options.rehearse else RECORD)
+    return options
+
+
+def _tests(record: Record, seconds: float) -> bool:
+    """Runs tests/gpu, unless they have passed; returns whether they have."""
+    ended, _ = record.ends(TESTS)
+    if TESTS in ended and not ended[TESTS]["results"][0]["code"]:
+        return True
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-W", "default", "-rfEs", "-q"]
+    try:
+        code = subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print("tests: the time is over", flush=True)
+        return False
+    results = [{"kind": "tests", "code": code}]
+    record.add({"kind": "done", "part": TESTS, "key": TESTS, "results": results})
+    return code == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts; returns 0 if nothing is left, failed or wrong."""
+    options = parse(arguments)
+    start = time.monotonic()
+    if options.rehearse:
+        os.environ |= {"JAX_PLATFORMS": "cpu", "JAXCOMM_REHEARSE": "1"}
+    given = {name: getattr(options, name) for name in ("rehearse", "most", "samples")}
+    record, said = Record(options.record), sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        device = ask_for_device()
+        record.begin(given, device, ["tools/gpu", *said])
+    except (OSError, RuntimeError, ValueError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    if options.again:
+        record.add({"kind": "again"})
+    print(f"{device['devices']}; record in {options.record}", flush=True)
+    chosen = [part for part in PARTS if part.name in (options.parts or NAMES)]
+    all_done = parts.run(chosen, record, 60 * options.minutes, given)
+    if record.results(["codecs"]):
+        from experiments.gpu import codecs  # Only now: no other process needs the device.
+
+        codecs.calibration(record).save(record.folder / codecs.FILE)
+    if TESTS in (options.parts or NAMES[: None if options.most is None else -1]):
+        all_done &= _tests(record, max(60 * options.minutes - (time.monotonic() - start), 1))
+    bad = parts.bad_lines(record, PARTS)
+    for one in bad:
+        reason = one.get("reason") or one.get("wrong")
+        print(f"{one['kind']}: {one.get('key') or one.get('label', '')}: {reason}")
+    if all_done and not options.parts and not options.most:
+        record.finish()
+    seconds = time.monotonic() - start
+    left = "" if all_done else " Something is left: run the same command again."
+    print(f"\n{len(bad)} failures, {seconds:.0f} s.{left} Next: python -m experiments.gpu.pages")
+    return 0 if all_done and not bad else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The kit for ten minutes with a GPU: rehearsed, continued, and what its record fills."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomm
+from experiments.gpu import __main__ as kit
+from experiments.gpu import codecs, models, pages, power_sgd, step
+from jaxcomm import perf
+from pallas_kernels import _tuned
+from pallas_kernels.benchmark import ops, torch_equivalents
+from pallas_kernels.benchmark.parts import NOTHING_LEFT, Tasks, child
+from pallas_kernels.benchmark.record import Record
+
+ROOT = kit.ROOT
+TASKS: dict[str, Tasks] = {
+    **ops.TASKS,
+    codecs.NAME: codecs.tasks,
+    step.NAME: step.tasks,
+    power_sgd.NAME: power_sgd.tasks,
+}
+MEASURED = [part.name for part in kit.PARTS]
+H100 = "NVIDIA H100 80GB HBM3"
+pytestmark = pytest.mark.xdist_group("gpu")  # One process rehearses, for all tests.
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Two measurements of each part, by the command that runs on a GPU."""
+    folder = tmp_path_factory.mktemp("gpu") / "record"
+    command = ["tools/gpu", "--rehearse", "--most", "2", *MEASURED, "--record", str(folder)]
+    environment = {**os.environ, "JAXCOMM_PYTHON": sys.executable}
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0 and "0 failures" in ran.stdout, ran.stdout + ran.stderr
+    return Record(folder)
+
+
+def test_all_parts_are_rehearsed(record: Record) -> None:
+    for part in MEASURED:
+        ended, _ = record.ends(part)
+        assert len(ended) == 2 and {line["kind"] for line in ended.values()} == {"done"}
+    kinds = {one["kind"] for one in record.results(MEASURED)}
+    assert kinds >= {"check", "time", "clocks", "codec", "batch", "step", "power_sgd"}
+    assert len([*record.folder.iterdir()]) == 4
+
+
+def test_a_second_run_measures_nothing_again(record: Record) -> None:
+    before = record.lines()
+    for part in MEASURED:
+        options = json.dumps({"rehearse": True, "most": 2})
+        until = str(time.time() + 60)
+        arguments = [part, "--record", str(record.folder), "--until", until, "--options", options]
+        assert child(TASKS, arguments) == NOTHING_LEFT
+    assert record.lines() == before
+
+
+def test_perf_and_advise_read_the_calibration(record: Record) -> None:
+    measured = perf.read_calibration(record.folder / codecs.FILE)
+    assert measured == codecs.calibration(record) and len(measured.codecs) == 2
+    params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+    found = jaxcomm.advise(params, 8, link=measured.with_link("10Gbit"), step_seconds=0.1)
+    assert "2 of 8 methods were timed" in found.assumptions[2]
+
+
+def test_the_larger_gradients_are_calibrated(tmp_path: Path) -> None:
+    made = Record(tmp_path)
+    (tmp_path / "config.json").write_text('{"device": "cpu"}')
+    for model, coordinates, seconds in (("a", 10, 1.0), ("b", 30, 2.0), ("c", 20, 3.0)):
+        about = {"method": "m", "model": model, "coordinates": coordinates}
+        results = [{"kind": "codec", **about, "per_coordinate": seconds}]
+        made.add({"kind": "done", "part": "codecs", "key": model, "results": results})
+    assert codecs.calibration(made).codecs == {"m": 2.0}
+
+
+def test_the_models_have_the_published_sizes() -> None:
+    resnet, transformer = models.resnet50(), models.transformer(models.Sizes())
+    assert len(resnet) == 161 and models.count(resnet) == 25_557_032
+    assert models.count(transformer) == 124_475_904  # GPT-2's 124,439,808, and 47 words more.
+    assert [method.partition("(")[0].partition(",")[0] for method in step.METHODS] == [
+        "mean",
+        "global_qsgd",
+        "power_sgd",
+        "top_k",
+        "two_stage_mean",
+    ]
+
+
+def test_the_loss_of_the_transformer_is_that_of_a_guess() -> None:
+    sizes = models.SMALL
+    batch = jnp.asarray(models.tokens(sizes, 4))
+    with jax.numpy_dtype_promotion("standard"):  # For JAX's own attention.
+        found = jax.value_and_grad(models.loss_of(sizes, "xla"))(models.weights(sizes), batch)
+    loss, gradient = found
+    assert loss == pytest.approx(np.log(sizes.words), rel=0.05)
+    assert all(x.dtype == jnp.float32 and jnp.any(x != 0) for x in jax.tree.leaves(gradient))
+
+
+def test_the_batch_fills_the_device() -> None:
+    assert step._most_rows(kept=2 * 10**9, per_row=10**9, room=64e9) == 32
+    assert step._most_rows(kept=2 * 10**9, per_row=10**9, room=70e9) == 64
+    assert step._most_rows(kept=2 * 10**9, per_row=1e12, room=70e9) == 1
+
+
+def _given(root: Path) -> None:
+    """A copy of what the pages are written to."""
+    for path in (*pages.PAGES, pages.DISPATCH):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, root / path)
+
+
+@pytest.fixture
+def filled(tmp_path: Path, record: Record) -> Iterator[tuple[Path, list[str]]]:
+    """Pages from a record as an H100 would leave it: that of the rehearsal, and times of ops."""
+    _given(tmp_path)
+    folder = tmp_path / "experiments" / "records" / "gpu"
+    shutil.copytree(record.folder, folder)
+    assert pages.records(tmp_path) == {}  # A rehearsal measures nothing.
+    text = (folder / "metrics.jsonl").read_text().replace('"device": "cpu"', f'"device": "{H100}"')
+    (folder / "metrics.jsonl").write_text(text)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"device": H100, "rehearse": False}))
+    made = Record(folder)
+    for label, sizes in (("pack, 4 bits", (2**28, 2**24, 2**18)), ("pack, 8 bits", (2**24,))):
+        for size in sizes:
+            about = {"label": label, "size": size, "config": {}}
+            seconds = {"copy": 1.0, "reference": 3.0, "mosaic_gpu": 2.0, "torch": 4.0}
+            peak = 3.35e12
+            results = [
+                {
+                    "kind": "time",
+                    **about,
+                    "implementation": name,
+                    "seconds": [1e-3 * second],
+                    "share_of_copy": 1 / second,
+                    "published_bytes_per_second": None if name == "torch" else peak,
+                }
+                for name, second in seconds.items()
+            ]
+            made.add({"kind": "done", "part": "times", "key": f"{about}", "results": results})
+    failed = {"part": "right", "key": "k", "label": "pack, 1 bits", "implementation": "mosaic_gpu"}
+    failed |= {"size": 2**20, "config": {}, "reason": "RuntimeError: illegal address"}
+    made.add({"kind": "failed", **failed})
+    yield tmp_path, pages.write(tmp_path)
+
+
+def test_a_record_fills_the_table_the_tables_and_the_sentence(
+    filled: tuple[Path, list[str]],
+) -> None:
+    root, changed = filled
+    assert sorted(changed) == sorted([*pages.PAGES, pages.DISPATCH])
+    date = pages.records(root)[H100].lines()[0]["date"][:10]
+    sentence = f"{H100}: measured on {date}; no TPU has been measured."
+    for page in pages.PAGES:
+        text = (root / page).read_text()
+        assert sentence in text and pages.NONE not in text, page
+    assert f"<strong>{sentence}</strong>" in (root / "docs/answer/page.html").read_text()
+    rows = {row.op: row for row in _tuned.read(root / pages.DISPATCH)}
+    # The rehearsal's own sizes are below those that count; 8 bits were not timed at the smallest.
+    packed = [row for row in _tuned.read(root / pages.DISPATCH) if row.op == "pack.pack"]
+    assert [(row.size, row.implementation, row.bits) for row in packed] == [
+        (2**18, "mosaic_gpu", 4)
+    ]
+    assert {row.kind for row in rows.values()} == {H100} and packed[0].record == "gpu"
+    text = (root / pages.TABLES).read_text()
+    assert f"| {H100} | pack, 4 bits | 2^28 | 2,000.0 | 33% | 50% | 25% | 6% |" in text
+    assert "**Not right**: pack, 1 bits, mosaic_gpu, 2^20: RuntimeError: illegal address" in text
+    for words in ("| `mean` |", "rank | library", '| `jaxcomm.mean("data")` | transformer |'):
+        assert words in text
+    assert pages.write(root) == []  # It is a function of the records.
+
+
+def test_the_later_record_of_a_device_counts(filled: tuple[Path, list[str]]) -> None:
+    root, _ = filled
+    later = root / "experiments" / "records" / "gpu_again"
+    shutil.copytree(root / "experiments" / "records" / "gpu", later)
+    Record(later).add({"kind": "session", "date": "2099-01-01 00:00:00"})
+    assert {kind: one.folder.name for kind, one in pages.records(root).items()} == {
+        H100: "gpu_again"
+    }
+    assert "measured on 2099-01-01" in pages.sentence(pages.records(root))
+
+
+def test_the_pages_are_those_of_the_committed_records() -> None:
+    """If it fails: `python -m experiments.gpu.pages`."""
+    found = pages.records(ROOT)
+    for page, text in pages.texts(ROOT, found).items():
+        assert (ROOT / page).read_text(encoding="utf-8") == text, page
+    rows = [row._replace(place="") for row in _tuned.table()]
+    assert rows == [row._replace(place="") for row in pages.dispatch(found)]
+    assert bool(found) == (pages.sentence(found) != pages.NONE)
+
+
+def test_no_page_speaks_of_measured_devices_without_the_records() -> None:
+    claim = re.compile(
+        r"no gpu|no (gpu or )?tpu (has|is|was)|(is|are) \**not (timed|measured)\s", re.I
+    )
+    said = {}
+    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "docs/answer/page.html"]:
+        text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", path.read_text(), flags=re.DOTALL)
+        said[path.name] = claim.findall(text)
+    assert {name: found for name, found in said.items() if found} == {}
+
+
+def test_markers_that_are_missing_are_an_error() -> None:
+    assert pages.between("a<!-- x -->old<!-- /x -->b", "x", "new") == "a<!-- x -->new<!-- /x -->b"
+    with pytest.raises(ValueError, match="no <!-- y -->"):
+        pages.between("text", "y", "new")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sleep"], "there is no part 'sleep', only right, times"),
+        (["--minutes", "0"], "--minutes: must be positive, got 0"),
+        (["--most", "-1"], "--most: must be positive, got -1"),
+    ],
+)
+def test_mistakes_of_the_command_are_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        kit.parse(arguments)
+    assert exit_.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_the_kit_needs_no_other_part_of_the_experiments() -> None:
+    code = "import sys, experiments.gpu.pages, experiments.gpu.codecs, experiments.gpu.step, "
+    code += "experiments.gpu.power_sgd; print(*sorted(sys.modules))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = ran.stdout.split()
+    assert {name for name in loaded if name.startswith("experiments.")} == {
+        f"experiments.gpu{name}"
+        for name in ("", ".__main__", ".codecs", ".models", ".pages", ".power_sgd", ".step")
+    }
+    assert not {"cvxpy", "flax", "matplotlib", "networkx", "scipy", "torch"} & {*loaded}
+
+
+def test_the_bucket_of_torch_has_the_shapes_of_pytorch() -> None:
+    torch: Any = pytest.importorskip("torch")
+    shapes = {"kernel": (3, 3, 8, 16), "dense": (16, 10), "bias": (10,)}
+    bucket = power_sgd.Bucket(torch, shapes)
+    drawn = models.drawn(shapes)
+    kernel, dense, bias = bucket.gradients()
+    assert kernel.shape == (16, 8, 3, 3) and bias.shape == (10,)
+    np.testing.assert_array_equal(kernel.cpu(), drawn["kernel"].transpose(3, 2, 0, 1))
+    np.testing.assert_array_equal(dense.cpu(), drawn["dense"])
+    assert torch_equivalents.load(on_cpu=True) is torch
