@@ -74,7 +74,7 @@ def test_perf_and_advise_read_the_calibration(record: Record) -> None:
     assert measured == codecs.calibration(record) and len(measured.codecs) == 2
     params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     found = jaxcomm.advise(params, 8, link=measured.with_link("10Gbit"), step_seconds=0.1)
-    assert "2 of 8 methods were timed" in found.assumptions[2]
+    assert any("2 of 8 methods were timed" in each for each in found.assumptions)
 
 
 def test_the_larger_gradients_are_calibrated(tmp_path: Path) -> None:
