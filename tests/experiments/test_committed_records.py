@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-import experiments
 from experiments import studies
 from experiments.study import readme
 from experiments.study.command import read_results
 from experiments.study.figures import study_of
+from tests.records import committed
 
-RECORDS = sorted((Path(experiments.__file__).parent / "records").glob("*/metrics.jsonl"))
+RECORDS = [path for path in committed() if (path / "metrics.jsonl").exists()]
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "folder",
-    [path.parent for path in RECORDS if study_of(path.parent) in studies.names()],
+    [path for path in RECORDS if study_of(path) in studies.names()],
     ids=lambda folder: folder.name,
 )
 def test_a_record_is_regenerated(folder: Path) -> None:

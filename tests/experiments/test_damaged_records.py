@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 import pytest
 
-import experiments
 from experiments.cli.configs import Figures
 from experiments.cli.errors import ExperimentError
 from experiments.study import drawing
 from experiments.study.figures import main
+from tests.records import committed
 from tests.slow import slow
 
-RECORDS = Path(experiments.__file__).parent / "records"
 DRAWN = ["digits", "estimate", "gossip", "sparse", "survey"]
 SEED = 16
 
@@ -32,8 +31,8 @@ CURVES = {"step", "point"}
 @cache
 def lines_of(record: str) -> list[str]:
     """A few of the lines of a real record, in their order."""
-    (path,) = RECORDS.glob(f"*_{record}/metrics.jsonl")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    (folder,) = committed(f"*_{record}")
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     steps = sorted({row["step"] for row in rows if row["kind"] in CURVES})[::8]
     return [
@@ -56,7 +55,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drawn:
     monkeypatch.setattr(drawing, "DPI", 10)
 
     def drawn(metrics: bytes, record: str = "digits") -> str:
-        (original,) = RECORDS.glob(f"*_{record}")
+        (original,) = committed(f"*_{record}")
         for name in ("config.json", "environment.txt"):
             shutil.copy(original / name, tmp_path)
         (tmp_path / "metrics.jsonl").write_bytes(metrics)

@@ -16,6 +16,7 @@ from experiments.cli.errors import ExperimentError
 from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL, RECIPES
+from tests.records import committed
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 HEADER: Row = {
@@ -178,7 +179,7 @@ def test_the_bench_records_what_it_prints_and_compares(
     assert f"{faster['collectives']} collectives, 0 before" in capsys.readouterr().out
 
 
-COMMITTED = sorted(RECORDS.glob("2026-*_bench"))
+COMMITTED = committed("*_bench")
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)

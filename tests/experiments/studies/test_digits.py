@@ -1,18 +1,17 @@
 """The claims of the study of digits fail if the method fails or a control passes."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import experiments
 from experiments.methods import METHODS
 from experiments.studies.digits import CONTROLS, STUDY, Digits
 from experiments.study import command
 from experiments.study.claims import Results
+from tests.records import committed
 
-RECORD = max((Path(experiments.__file__).parent / "records").glob("*_digits"))
+RECORD = committed("*_digits")[-1]
 ENVIRONMENT = "command: python -m experiments digits\ndevices: 8 x cpu\n"
 
 

@@ -23,8 +23,9 @@ from experiments.tasks.task import Task
 from experiments.training import pace
 from experiments.training.pace import NON_BLOCKING, SYNCHRONOUS, inputs, simulate_run
 from experiments.training.real_time import Timings, slow_batches, worker_batches
+from tests.records import committed
 
-RECORDS = sorted((Path(experiments.__file__).parent / "records").glob("*_pace*"))
+RECORDS = committed("*_pace*")
 
 
 def runs(wall: tuple[float, float], simulated: tuple[float, float]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import experiments
 from experiments.methods import ALL_LABELS, KINDS, METHODS, SELECTED, parse_variant
 from experiments.methods.rates import SURVEYED
 from experiments.studies.survey import STUDY, Survey
@@ -14,6 +13,7 @@ from experiments.study import command
 from experiments.study.search import search
 from experiments.study.store import read
 from experiments.training.survey import REASONS, grid, settings
+from tests.records import committed
 
 # Methods that are newer than the record.
 NEWER = {
@@ -26,7 +26,7 @@ NEWER = {
         )
     )
 }
-RECORD = max((Path(experiments.__file__).parent / "records").glob("*_survey"))
+RECORD = committed("*_survey")[-1]
 
 
 def test_all_is_every_method_and_16_on_longer_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
