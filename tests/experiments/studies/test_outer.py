@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from experiments.cli.errors import ExperimentError
@@ -72,7 +73,8 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
 def test_a_study_leaves_a_record(tmp_path: Path) -> None:
     few = {"workers": (2,), "periods": (2,), "methods": ("diloco",), "learning_rates": (0.01,)}
     lengths = {"seeds": 2, "steps": 4, "log_every": 2, "batch": 4}
-    assert main(STUDY, Outer(**few, **lengths, records=str(tmp_path))) == 0
+    with jax.numpy_dtype_promotion("standard"):  # As optax's Adam needs it.
+        assert main(STUDY, Outer(**few, **lengths, records=str(tmp_path))) == 0
     (folder,) = tmp_path.iterdir()
     results = read_results(STUDY, folder)
     assert len(results.lines) == 4 and len(of_kind(results.rows, "run")) == 8
@@ -87,7 +89,8 @@ def test_every_method_trains_and_counts_its_bytes(method: str) -> None:
     config = Outer(workers=(4,), periods=(8,), methods=(method,), steps=64, log_every=32)
     setting = [s for s in settings(config) if s["method"] == method][-1]
     rate = {"learning_rate": 0.01}
-    *points, run = Trainer(config, setting)(setting, 0, rate, validation=False)
+    with jax.numpy_dtype_promotion("standard"):  # As optax's Adam needs it.
+        *points, run = Trainer(config, setting)(setting, 0, rate, validation=False)
     assert points[-1]["train_loss"] < points[0]["train_loss"] < 5.5
     parameters, ring = 22_976, 2 * 3 / 4
     expected = {
