@@ -9,7 +9,6 @@ from typing import NoReturn
 from jaxcomm.advise import advise
 from jaxcomm.advise._sizes import LAYERS
 from jaxcomm.perf import DEVICES, LINKS, read_calibration
-from jaxcomm.perf._network import LinkLike
 
 WRONG_INPUT = 2
 
@@ -56,11 +55,10 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
         if given.link is None and given.calibration is None:
             raise ValueError("give --link, --calibration, or both.")
-        link: LinkLike | None = given.link
+        link = given.link
         if given.calibration is not None:
-            measured = read_calibration(given.calibration)
-            link = measured if link is None else measured.with_link(given.link, given.axis)
-        assert link is not None
+            link = read_calibration(given.calibration)
+            link = link.with_link(given.link, given.axis) if given.link else link
         found = advise(
             given.params,
             given.workers,

@@ -13,7 +13,7 @@ from jaxcomm.compression import _bits
 from pallas_kernels._checks import nondifferentiable
 
 _MANTISSA = 23
-_LARGEST = 254  # 255 would be infinity.
+_INFINITE = 255  # The exponent of infinity; NaN would overflow it.
 
 
 class NaturalPayload(NamedTuple):
@@ -39,8 +39,8 @@ def natural() -> Codec:
     Returns:
       A codec without statistics that states its `variance`, 1/8. Its payload has 9 bits per
       coordinate: a uint8, and a bit in uint32 words. `combine` is `None`: sums of powers of two are
-      not powers of two. Magnitudes above :math:`2^{127}` are rounded down to it, which is biased.
-      Denormals become zero.
+      not powers of two. Magnitudes above :math:`2^{127}` become it or infinity. Denormals become
+      zero.
 
     Raises:
       TypeError: If it is differentiated: rounding has no derivative.
@@ -64,7 +64,7 @@ def natural() -> Codec:
         flat = x.ravel()
         words = lax.bitcast_convert_type(jnp.abs(flat), jnp.uint32)
         noise = _noise.bits(context.coins.private, flat.shape) >> (32 - _MANTISSA)
-        rounded = jnp.minimum((words + noise) >> _MANTISSA, jnp.uint32(_LARGEST))
+        rounded = jnp.minimum((words + noise) >> _MANTISSA, jnp.uint32(_INFINITE))
         exponents = jnp.where(words >> _MANTISSA > 0, rounded, 0).astype(jnp.uint8)
         return NaturalPayload(exponents, _bits.pack_bits(flat < 0)), context.memory
 

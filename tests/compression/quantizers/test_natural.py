@@ -49,7 +49,9 @@ def test_up_with_the_right_probability(x: float) -> None:
 
 def test_the_ends_of_the_exponents() -> None:
     largest = float(jnp.finfo(jnp.float32).max)
-    np.testing.assert_array_equal(rounded(np.full(50, -largest)), -(2.0**127))
+    np.testing.assert_array_equal(rounded(np.full(50, -largest)), -np.inf)
+    assert {*rounded(np.full(200, 1.5 * 2.0**127))} == {2.0**127, np.inf}
+    assert np.isinf(rounded(np.array([np.nan, np.inf]))).all()
     np.testing.assert_array_equal(rounded(np.full(50, 1e-40)), 0)
     assert rounded(np.zeros((0, 3))).shape == (0, 3) and rounded(np.array(-2.0)) == -2.0
 
