@@ -57,7 +57,8 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
     if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
         raise ValueError(
             f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "
-            f"{mesh.axis_names} does not have."
+            f"{mesh.axis_names} does not have: pass `axis_name=` one of them, here and to the "
+            "transformation."
         )
 
 

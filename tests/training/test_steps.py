@@ -223,7 +223,9 @@ def test_momentum_before_the_aggregator(kind: str) -> None:
 
 @pytest.mark.parametrize("axis_name", ["workers", ("data", "model")])
 def test_an_axis_that_the_mesh_lacks(axis_name: Any) -> None:
-    with pytest.raises(ValueError, match="which the mesh with axes"):
+    with pytest.raises(
+        ValueError, match=r"which the mesh with axes .*: pass `axis_name=` one of them, here and"
+    ):
         jaxcomm.make_step(loss_fn, jaxcomm.mean(axis_name), MESH, axis_name=axis_name)
 
 
