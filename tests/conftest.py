@@ -3,11 +3,13 @@
 import gc
 import itertools
 import os
+import pathlib
 import tempfile
 import time
+from collections.abc import Generator
 from typing import Any
 
-from tests import changed, compiled, slow
+from tests import changed, compiled, resume, skips, slow
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
@@ -49,7 +51,7 @@ if _KEPT in os.environ:
 
 # One per run, not per process: another process takes over from one that ends.
 _BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
-_LEFT_OUT = "left out: the time is over"
+_LEFT_OUT = "the time is over"
 _ended = 0
 
 
@@ -57,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
     if not hasattr(config, "workerinput"):
         compiled.trim(compiled.folder())
+    if file := config.getoption("resume"):
+        config.pluginmanager.register(resume.Resume(config, pathlib.Path(file).absolute()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +73,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--minutes", type=float, help="begin no test later than this; tell which are left out"
     )
+    group.addoption(
+        "--resume",
+        metavar="FILE",
+        help="run what is not recorded there as done; see tests/resume.py",
+    )
+
+
+def _refuse_other_skips(report: Any) -> None:
+    """Fails what is skipped for a reason that is not on the list."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if skips.reason_of(reason) is None:
+            report.outcome = "failed"
+            report.longrepr = f"{reason}\n  is not one of the reasons in tests/skips.py."
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_other_skips(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_other_skips(report)
+    return report
 
 
 @pytest.hookimpl(trylast=True)

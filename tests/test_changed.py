@@ -62,7 +62,7 @@ def test_every_folder_of_the_packages_has_one_of_tests() -> None:
 
 def test_revisions() -> None:
     if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True).returncode:
-        pytest.skip("This is no checkout.")
+        pytest.skip("no checkout")
     assert isinstance(changed_since("HEAD"), set)
     with pytest.raises(pytest.UsageError, match="no_such_revision"):
         changed_since("no_such_revision")

@@ -71,7 +71,9 @@ def test_a_process_compiles_what_is_of_several_devices_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="Linux counts mappings")
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/maps").exists(), reason="not Linux: mappings are counted"
+)
 def test_programs_are_forgotten_beyond_a_share_of_the_mappings() -> None:
     double = jax.jit(lambda x: 2 * x)
     double(1.0)

@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).parent
 def tpu_mesh(topology: str, count: int) -> Mesh:
     """The first `count` chips of a topology, along the axis `data`."""
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: nothing can be compiled for TPU")
+        pytest.skip("no libtpu: nothing can be compiled for TPU")
     described = topologies.get_topology_desc(topology, platform="tpu")
     return Mesh(np.array(described.devices[:count]), ("data",))
 
@@ -53,9 +53,9 @@ def eight_chips_of_two_axes(eight_chips: Mesh) -> Mesh:
 def gpu_mesh(shape: tuple[int, ...], axes: tuple[str, ...]) -> Mesh:
     """H200s of one host."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        pytest.skip("jax-cuda13-plugin is not installed: nothing can be compiled for GPU")
+        pytest.skip("no CUDA compiler: jax-cuda13-plugin is not installed")
     if shutil.which("ptxas") is None:
-        pytest.skip("there is no ptxas on PATH: nothing can be compiled for GPU")
+        pytest.skip("no CUDA compiler: there is no ptxas on PATH")
     count = int(np.prod(shape))
     described = topologies.get_topology_desc(
         platform="cuda",

@@ -92,7 +92,7 @@ def test_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which("nvdisasm") is None:
-        pytest.skip("there is no nvdisasm on PATH: no machine code can be read")
+        pytest.skip("no CUDA compiler: there is no nvdisasm on PATH")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
     build, arguments = OPS[op]

@@ -71,7 +71,7 @@ def code_of(folder: pathlib.Path) -> Code:
 def folder(h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Where Mosaic writes its PTX."""
     if shutil.which("nvdisasm") is None:
-        pytest.skip("there is no nvdisasm on PATH: no machine code can be read")
+        pytest.skip("no CUDA compiler: there is no nvdisasm on PATH")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
     return tmp_path

@@ -77,7 +77,7 @@ def only_loop(text: str) -> int:
 def kernels_of(program: str, folder: pathlib.Path, instruction: str) -> list[str]:
     """The code that libtpu writes for `program`, of kernels that have this instruction."""
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: nothing can be compiled for TPU")
+        pytest.skip("no libtpu: nothing can be compiled for TPU")
     options = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     environment = os.environ | {"LIBTPU_INIT_ARGS": options}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)

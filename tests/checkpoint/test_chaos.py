@@ -13,7 +13,7 @@ SEED = 0
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc")
 def test_a_training_with_kills_ends_as_one_without(tmp_path: pathlib.Path) -> None:
     """`chaos.run` asserts that each sample was seen once in each epoch."""
     found = chaos.run(tmp_path, SECONDS, SEED)

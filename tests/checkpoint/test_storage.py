@@ -43,14 +43,16 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="a file system in memory, for one process")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="not Linux: a file system in memory, for one process"
+)
 def test_a_full_disk(tmp_path: pathlib.Path) -> None:
     """Two checkpoints of 2 MB fit in 5 MB; the third does not, beside them."""
     if shutil.which("unshare") is None:
-        pytest.skip("no `unshare`")
+        pytest.skip("no root or no tc: there is no `unshare`")
     mount = f"mount -t tmpfs -o size=5m tmpfs {tmp_path}"
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("this user may not mount")
+        pytest.skip("no root or no tc: this user may not mount")
     (tmp_path / "program.py").write_text(PROGRAM)
     program = (tmp_path / "program.py").rename(tmp_path.parent / f"{tmp_path.name}.py")
     run = f"{mount} && exec {sys.executable} {program} {tmp_path}/saves 500000 restore"

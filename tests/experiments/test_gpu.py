@@ -253,7 +253,7 @@ def test_the_kit_needs_no_other_part_of_the_experiments() -> None:
 
 
 def test_the_bucket_of_torch_has_the_shapes_of_pytorch() -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch: Any = pytest.importorskip("torch", reason="no PyTorch")
     shapes = {"kernel": (3, 3, 8, 16), "dense": (16, 10), "bias": (10,)}
     bucket = power_sgd.Bucket(torch, shapes)
     drawn = models.drawn(shapes)

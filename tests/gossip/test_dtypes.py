@@ -40,12 +40,15 @@ def test_float32_stays_float32_where_float64_is_possible(case: GossipCase) -> No
     np.testing.assert_array_equal(found, trajectory(exact, x, updates)[0])
 
 
-@pytest.mark.parametrize("case", gossip_rows(8, {"dpsgd", "choco_sgd"}), ids=repr)
+@pytest.mark.parametrize(
+    "case",
+    # The others' codecs have a floor far above that of rounding.
+    [row for row in gossip_rows(8, {"dpsgd", "choco_sgd"}) if row.values[0].floor is not None],
+    ids=repr,
+)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
 def test_what_parameters_of_16_bits_reach(case: GossipCase, dtype: jax.typing.DTypeLike) -> None:
     """A few units in the last place, in which neighbours differ by too little to be mixed."""
-    if case.floor is None:
-        pytest.skip("The codec's floor is far above that of rounding.")
     x = jnp.asarray(start(8) + 4, dtype)  # About one exponent, so that units are alike.
     found, _ = trajectory(case.make(8), x, jnp.zeros((MANY, 8, 12), dtype))
     first = np.asarray(x, np.float64)

@@ -53,7 +53,7 @@ def require_hopper(implementation: Implementation, gpu: jax.Device) -> None:
     platform = "cpu" if REHEARSE else "cuda"
     reason = _dispatch.reason_against(implementation, _dispatch.Device(platform, gpu.device_kind))
     if reason:
-        pytest.skip(reason)
+        pytest.skip(f"no GPU of that kind: {reason}")
 
 
 def check(row: Row, actual: Any, wanted: Any) -> None:

@@ -47,7 +47,9 @@ def faults_of_a_step(**environment: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc is set")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="not Linux: the allocator of glibc is set"
+)
 def test_temporaries_keep_their_pages() -> None:
     cpu = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}
     kept = faults_of_a_step(**cpu, **memory_environment(cpu))

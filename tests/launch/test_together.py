@@ -87,7 +87,9 @@ def test_a_consequence_is_not_taken_for_the_cause(end: str) -> None:
     assert stderr == ""
 
 
-@pytest.mark.skipif(not hasattr(os, "waitid"), reason="tells that a process is suspended")
+@pytest.mark.skipif(
+    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+)
 def test_one_that_is_suspended_is_the_cause() -> None:
     outcome, _, stderr = run(
         "time.sleep(0.5); print('no answer', file=sys.stderr, flush=True); os.abort()",
@@ -190,7 +192,7 @@ def _is_alive(process: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc")
 def test_no_orphan_is_left_of_a_launcher_that_is_killed() -> None:
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER],

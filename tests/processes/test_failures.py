@@ -17,7 +17,7 @@ from tests.compiled import UNKEPT
 pytestmark = [
     pytest.mark.xdist_group("processes"),
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc"),
 ]
 
 ROOT = Path(jaxcomm.__file__).parents[1]

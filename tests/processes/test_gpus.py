@@ -22,7 +22,7 @@ def count_gpus() -> int:
 
 GPUS = count_gpus()
 needs_two = pytest.mark.skipif(
-    GPUS < 2, reason=f"needs two GPUs and a JAX that can use them, found {GPUS}"
+    GPUS < 2, reason=f"no GPU: needs two and a JAX that can use them, found {GPUS}"
 )
 SHORT = ["--batch", str(8 * max(GPUS, 1)), "--steps", "4", "--log-every", "2"]
 

@@ -54,7 +54,7 @@ def test_processes_compute_what_devices_do(
     assert losses[-1] < losses[0]
 
 
-counted = pytest.mark.skipif(sys.platform != "linux", reason="the counters are those of Linux")
+counted = pytest.mark.skipif(sys.platform != "linux", reason="not Linux: its counters are read")
 
 
 @counted

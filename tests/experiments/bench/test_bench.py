@@ -146,7 +146,7 @@ def test_memory_of_a_mean_is_one_copy_of_the_gradients() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not memory.STATUS.exists(), reason="Only Linux reports resident memory.")
+@pytest.mark.skipif(not memory.STATUS.exists(), reason="not Linux: reads resident memory")
 def test_resident_memory_is_that_of_the_compiled_program() -> None:
     resident = memory.resident_in_subprocess("mean", 1024)
     assert resident == pytest.approx(4 * 50_384_896, rel=0.1)

@@ -23,9 +23,9 @@ MODELS = ["mlp", "transformer"]
 def torch_models() -> Any:
     """The module in PyTorch. Skips if the version that the lab runs is not installed."""
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+        pytest.skip("no PyTorch")
     if importlib.metadata.version("torch").split("+")[0] != TORCH:
-        pytest.skip(f"another PyTorch than {TORCH} is installed")
+        pytest.skip(f"no PyTorch {TORCH}")
     from experiments.lab import torch_models
 
     return torch_models

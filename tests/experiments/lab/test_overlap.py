@@ -23,7 +23,7 @@ def test_the_options_have_defaults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("tc") is None or os.geteuid() != 0, reason="needs tc, and root")
+@pytest.mark.skipif(shutil.which("tc") is None or os.geteuid() != 0, reason="no root or no tc")
 def test_exchanges_beside_steps_take_less_time() -> None:
     """On a link on which an exchange takes several steps, and both are the same bytes."""
     command = [sys.executable, "-m", "experiments.lab.overlap", "--rounds", "1", "--periods", "1"]

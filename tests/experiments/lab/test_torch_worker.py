@@ -19,7 +19,7 @@ from experiments.lab.peers import AS_SHIPPED, require_torch
 try:
     require_torch()
 except ExperimentError as error:
-    pytest.skip(str(error), allow_module_level=True)
+    pytest.skip(f"no PyTorch: {error}", allow_module_level=True)
 
 import torch
 

@@ -262,7 +262,7 @@ print(json.dumps([[*key, curve] for key, curve in curves.items()]))
 @pytest.mark.slow
 def test_both_frameworks_train_the_same() -> None:
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+        pytest.skip("no PyTorch")
     methods = {"jax": ["mean", "mean_bfloat16"], "torch": ["ddp"]}
     done = in_the_lab(f"METHODS = {methods}\n{TRAINING}")
     if done.returncode:

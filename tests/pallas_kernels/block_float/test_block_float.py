@@ -174,7 +174,7 @@ def test_a_config_changes_no_result(platform: str, config: Any, block_size: int)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _versions.MOVES_ROWS, reason="JAX 0.10 has no such kernel")
+@pytest.mark.skipif(not _versions.MOVES_ROWS, reason="this JAX has no such kernel")
 @pytest.mark.parametrize("config", CONFIGS["cuda"], ids=str)
 @pytest.mark.parametrize("block_size", [32, 1024])
 def test_every_config_is_lowered(config: mosaic_gpu.Config, block_size: int) -> None:

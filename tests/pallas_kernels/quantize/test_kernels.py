@@ -76,7 +76,7 @@ def test_tpu_blocks_of_both_axes() -> None:
     assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 cannot interpret the view")
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this JAX cannot interpret the view")
 @pytest.mark.parametrize("shape", [(2**13,), slow((96, 256))])
 def test_tpu_stores_bytes_as_words(shape: tuple[int, ...]) -> None:
     """JAX's general interpreter knows the view of bytes as words, which that of TPUs does not."""
