@@ -12,7 +12,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-docs test-site test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-all mutants test-docs test-site test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -56,9 +56,15 @@ test-slow: venv ## the slow tests
 test-changed: venv ## the slow tests that changes since a revision ask for (SINCE=HEAD~3; 15 minutes)
 	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 --changed-since=$(SINCE) --minutes=13 $(ARGS)
 
+test-all: venv ## every test; goes on where it ended, by what .tests/ records (two hours; ARGS='--minutes 30')
+	@tools/test_all $(ARGS)
+
+mutants: venv ## small changes of the library, and which of them the nearest tests notice (half an hour)
+	$(PY) tools/mutants.py $(ARGS)
+
 test-docs: venv ## every example in docstrings, the README and the docs
 	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) tools/run_readme.py README.md docs/index.md docs/guide.md docs/from_pytorch.md docs/extending.md docs/kernels.md docs/wire.md docs/tutorials/*.md
+	$(PY) -m pytest tests/test_pages.py -n 2 $(ARGS)
 
 test-site: venv ## the pages that run in a browser, in headless Chromium (Debian's chromium and chromium-driver)
 	timeout 300 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
@@ -96,7 +102,7 @@ docs: ## build the site, warnings as errors (in .venv-docs; needs a network for 
 	.venv-docs/bin/python tools/build_site.py $(ARGS)
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel .tests build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
