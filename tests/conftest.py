@@ -1,13 +1,9 @@
 """Stricter settings than users have, and eight fake devices: set before JAX is imported."""
 
 import gc
-import itertools
 import os
 import pathlib
 import tempfile
-import time
-from collections.abc import Generator
-from typing import Any
 
 from tests import changed, compiled, resume, skips, slow
 
@@ -49,9 +45,6 @@ compiled.keep_what_is_of_one_device()
 if _KEPT in os.environ:
     jax.config.update("jax_compilation_cache_dir", os.environ[_KEPT])
 
-# One per run, not per process: another process takes over from one that ends.
-_BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
-_LEFT_OUT = "the time is over"
 _ended = 0
 
 
@@ -59,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
     if not hasattr(config, "workerinput"):
         compiled.trim(compiled.folder())
+    config.pluginmanager.register(skips)
     if file := config.getoption("resume"):
         config.pluginmanager.register(resume.Resume(config, pathlib.Path(file).absolute()))
 
@@ -80,38 +74,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _refuse_other_skips(report: Any) -> None:
-    """Fails what is skipped for a reason that is not on the list."""
-    if report.skipped and isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2]
-        if skips.reason_of(reason) is None:
-            report.outcome = "failed"
-            report.longrepr = f"{reason}\n  is not one of the reasons in tests/skips.py."
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    _refuse_other_skips(report)
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
-    _refuse_other_skips(report)
-    return report
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     slow.leave_few_quick(metafunc, metafunc.config.getoption("markexpr") == "not slow")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    minutes = item.config.getoption("minutes")
-    if minutes is not None and time.time() - _BEGUN > 60 * minutes:
-        pytest.skip(_LEFT_OUT)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -119,17 +84,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     _ended += 1
     if _ended % 50 == 0:
         compiled.unload_beyond()
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    unrun = [report.nodeid for report in skipped if _LEFT_OUT in str(report.longrepr)]
-    if unrun:
-        minutes = config.getoption("minutes")
-        terminalreporter.section(f"{len(unrun)} tests left out after {minutes:g} minutes")
-        for file, ids in itertools.groupby(sorted(unrun), lambda each: each.split("::")[0]):
-            rest = [each.split("::", 1)[1] for each in ids]
-            terminalreporter.line(f"{len(rest):5} of {file}: {rest[0]} ... {rest[-1]}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -27,7 +27,7 @@ def _commit() -> str:
 def folder_of(test: str) -> str:
     """`tests/laws`, or `jaxcomm` of a docstring's example."""
     parts = pathlib.PurePosixPath(test.split("::")[0]).parts
-    return "/".join(parts[: 2 if parts[0] == "tests" and len(parts) > 2 else 1])
+    return "/".join(parts[: 2 if parts[:1] == ("tests",) and len(parts) > 2 else 1])
 
 
 class Resume:
@@ -89,12 +89,11 @@ class Resume:
             return
         del self.phases[report.nodeid]
         properties = dict(report.user_properties)
-        skipped = next((str(phase.longrepr[2]) for phase in phases if _is_skip(phase)), None)
-        reason = skipped and skips.reason_of(skipped)
-        if reason == skips.REASONS[-1]:
+        reason = next(filter(None, map(skips.reason_of, phases)), None)
+        if reason == skips.TIME:
             self.left += 1
             return
-        outcome = "skipped" if skipped else "passed"
+        outcome = "skipped" if reason else "passed"
         line = {
             "test": properties.get("test", report.nodeid),
             "outcome": "failed" if any(phase.failed for phase in phases) else outcome,
@@ -135,7 +134,3 @@ class Resume:
             if line["outcome"] == "failed":
                 terminalreporter.line(f"FAILED {line['test']}")
         terminalreporter.line(f"{self.left} left, {outcomes['failed']} failed")
-
-
-def _is_skip(report: pytest.TestReport) -> bool:
-    return report.skipped and isinstance(report.longrepr, tuple)

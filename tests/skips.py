@@ -1,8 +1,17 @@
-"""Why a test may be skipped: what a machine lacks, and nothing else.
+"""A plugin: a test may be skipped for what a machine lacks, or for time, and for nothing else.
 
-The reason that a test gives begins with one of these; any other skip is a failure.
+The reason that a test gives begins with one of `REASONS`; any other skip is a failure.
 """
 
+import itertools
+import os
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+TIME = "the time is over"  # With `--minutes` only.
 REASONS = (
     "no GPU",
     "no libtpu",
@@ -12,11 +21,52 @@ REASONS = (
     "not Linux",
     "no checkout",
     "this JAX",
-    "the time is over",  # With `--minutes` only.
+    TIME,
 )
+# One per run, not per process: another process takes over from one that ends.
+BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
 
 
-def reason_of(skipped: str) -> str | None:
-    """Which of the reasons it is; None if it is another."""
-    given = skipped.removeprefix("Skipped: ")
-    return next((reason for reason in REASONS if given.startswith(reason)), None)
+def reason_of(report: Any) -> str | None:
+    """Which of the reasons a report names; "another", or None if it tells of no skip."""
+    if not (report.skipped and isinstance(report.longrepr, tuple)):
+        return None
+    given = str(report.longrepr[2]).removeprefix("Skipped: ")
+    return next((reason for reason in REASONS if given.startswith(reason)), "another")
+
+
+def refuse_others(report: Any) -> Any:
+    """The report, failed if it tells of a skip for another reason."""
+    if reason_of(report) == "another":
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr[2]}\n  is not one of the reasons in tests/skips.py."
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return refuse_others((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return refuse_others((yield))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.time() - BEGUN > 60 * minutes:
+        pytest.skip(TIME)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Counts the skips by reason, and lists the tests for which there was no time."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason in REASONS:
+        ids = sorted(report.nodeid for report in skipped if reason_of(report) == reason)
+        if ids:
+            terminalreporter.section(f"{len(ids)} skipped: {reason}")
+        for file, of_file in itertools.groupby(ids, lambda each: each.split("::")[0]):
+            rest = [each.partition("::")[2] for each in of_file]
+            terminalreporter.line(f"{len(rest):5} of {file}: {rest[0]} ... {rest[-1]}")
