@@ -1,4 +1,4 @@
-"""Draws small changes of the library, and tells which of them the nearest quick tests notice.
+"""Draws small changes of the library, and finds which of them the nearest quick tests notice.
 
     python tools/mutants.py [--count 60] [--seed 0] [--seconds 90] [--jobs 2] [--record FILE]
     python tools/mutants.py --list      # the changes, without a run
