@@ -5,20 +5,23 @@
 
 A change is one of an arithmetic operator, a comparison, a sign, a constant or an `axis`, the same
 number of each kind. It is made in a copy of the last commit, never in the working tree. Its tests
-are those of its file, then the laws of a few rows that use it, then those of files that import it.
-A run ends with the first test that fails: the change is `killed`. If all pass it `survived`; after
-the seconds it is a `timeout`, which counts as neither. What the record holds is not run again.
+are those of its file, then the laws of a few rows that use it, then those that name a function of
+it, then those of files that import it. A run ends with the first test that fails: the change is
+`killed`. If all pass it `survived`; after the seconds it is a `timeout`, which counts as neither.
+What the record holds is not run again.
 """
 
 import argparse
 import ast
 import collections
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,9 +32,11 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ("aggregation", "compression", "gossip", "synchronization")
+OWN_TARGETS = ("aot", "browser", "gpu")  # Folders of tests that are not run.
 KINDS = ("arithmetic", "comparison", "sign", "constant", "axis")
 ROWS = 3  # Whose laws are run; a file may be used by a hundred.
-FARTHEST = 12  # Files of tests.
+NAMING = 4  # Files of tests that name something of a file.
+FARTHEST = 20  # Files of tests in all.
 
 # Of operators that several of these begin with, the longest is first.
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
@@ -144,6 +149,25 @@ def draw(count: int, seed: int) -> list[Change]:
     return [change for of_kind in drawn for change in of_kind]
 
 
+@functools.cache
+def words_of_tests() -> dict[str, set[str]]:
+    files = [*(ROOT / "tests").rglob("test_*.py")]
+    words = {str(f.relative_to(ROOT)): {*re.findall(r"\w+", f.read_text())} for f in files}
+    return {test: found for test, found in words.items() if test.split("/")[1] not in OWN_TARGETS}
+
+
+def naming(file: str) -> list[str]:
+    """Files of tests that name a function or class of a file; first those that name rare ones."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    body = ast.parse((ROOT / file).read_text()).body
+    scores: collections.Counter[str] = collections.Counter()
+    defined = [node.name for node in body if isinstance(node, kinds)]
+    for name in [name for name in defined if "_" in name.strip("_")]:  # No word of English.
+        users = [test for test, words in words_of_tests().items() if name in words]
+        scores.update(dict.fromkeys(users, 1 / len(users)) if users else {})
+    return [test for test, _ in scores.most_common(NAMING)]
+
+
 def nearest(file: str) -> tuple[list[str], str]:
     """Files of tests, those of the changed file first; and which tests of them."""
     from tests import changed
@@ -153,8 +177,10 @@ def nearest(file: str) -> tuple[list[str], str]:
 
     level, seen, near = [file], {file}, []
     while level:
-        for each in sorted(level):
-            near += [test for test in sorted(changed.mirrored(each)) if test not in near]
+        for tests_of in (changed.mirrored, naming):
+            found = [test for each in sorted(level) for test in tests_of(each)]
+            near += [test for test in dict.fromkeys(found) if test not in near]
+        near.sort(key=lambda test: not test.endswith(".py"))  # Folders last.
         level = [user for user, used in changed.imports().items() if used & {*level} - {user}]
         level = [user for user in level if user not in seen]
         seen |= {*level}
