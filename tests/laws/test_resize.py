@@ -319,6 +319,9 @@ def test_what_has_no_rule_is_named() -> None:
         lambda params: jaxcomm.PerWorker({"data": jnp.zeros((1,), jnp.uint32)}),
         lambda updates, state, params=None: (updates, state),
     )
+    equal = jaxcomm.PerWorker({"data": jnp.full(4, 7, jnp.uint32)})
+    resized: Any = jaxcomm.resize_workers(tx, equal, start(), 2)[0]
+    np.testing.assert_array_equal(resized.per_worker["data"], [7, 7])
     state = jaxcomm.PerWorker({"data": jnp.arange(4, dtype=jnp.uint32)})
     with pytest.raises(ValueError, match="is uint32 and differs by worker, so it has no mean"):
         jaxcomm.resize_workers(tx, state, start(), 2)

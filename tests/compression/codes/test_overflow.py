@@ -116,6 +116,13 @@ def keys(draws: int) -> jax.Array:
     return jax.random.split(jax.random.key(3, impl="threefry2x32"), draws)
 
 
+@pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
+def test_what_fits_is_whole_in_both_forms(code: Any) -> None:
+    inner, x = dither(levels=7), given()[0]
+    strict, dropping = decoder(code(inner))(x, keys(1)), decoder(code(inner, overflow="drop"))
+    np.testing.assert_array_equal(dropping(x, keys(1))[0], strict[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, golomb_rice, rans], ids=lambda code: code.__name__)
 def test_levels_that_do_not_fit(code: Any) -> None:

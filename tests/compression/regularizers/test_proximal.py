@@ -142,6 +142,11 @@ def test_lasso_with_orthogonal_designs(lasso: tuple[np.ndarray, np.ndarray]) -> 
     np.testing.assert_array_equal(found == 0, closed == 0)
 
 
+def test_without_strength_it_is_the_optimizer() -> None:
+    tx, x = jaxcomm.proximal(optax.sgd(0.5), l1(0.0), 0.5), jnp.linspace(-1, 1, 7)
+    np.testing.assert_array_equal(tx.update(x, tx.init(x), x)[0], -0.5 * x)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_zeros_are_exact_after_the_update(dtype: Any) -> None:
     params = {"w": jnp.asarray(DRAWN[0, :2].reshape(-1, 4), dtype), "b": jnp.asarray([0.1], dtype)}

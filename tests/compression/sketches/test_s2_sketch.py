@@ -71,6 +71,12 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
         assert codec.claims.variance is None
 
 
+def test_the_claim_is_that_of_the_docstring() -> None:
+    columns = math.ceil(2 * NON_ZERO / 3)
+    claim: Any = build(sketch_ratio=2, rows=3).claims.variance
+    assert claim(SIZE, 8) == pytest.approx((NON_ZERO - 1) / (3 * columns), rel=1e-12)
+
+
 def test_the_table_is_that_of_the_formula() -> None:
     x, codec = sparse(), jitted(build(sketch_ratio=1, rows=2))
     context = context_of(codec, jnp.asarray(x))
