@@ -120,7 +120,7 @@ def decoded(part: Any) -> np.ndarray:
 EIGHT_BITS = compressed_memory(error_feedback(top_k(ratio=0.2)), dither(bits=8))
 
 
-@pytest.mark.parametrize(("old", "new"), [slow(8, 3), slow(4, 8), slow(3, 1)])
+@pytest.mark.parametrize(("old", "new"), [(3, 1), slow(4, 8), slow(8, 3)])
 def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
     """Within one step of the codes, divided by the number of workers, of which one rounds last."""
     tx = jaxcomm.all_gather_mean("data", EIGHT_BITS, scope="bucket")
