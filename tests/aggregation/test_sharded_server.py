@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
-from jaxcomm.compression import rotated
+from jaxcomm.compression import compressed_memory, rotated
 from jaxcomm.compression.feedback import diana, error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
@@ -299,6 +299,18 @@ def test_feedback_at_both_ends_loses_nothing(scope: str) -> None:
             expected = -rate * total[name]
             np.testing.assert_allclose(moved[name] + late, expected, atol=1e-4)
             position += m
+
+
+def test_memory_of_another_shape_than_its_slices() -> None:
+    """Two leaves are a stack, with a scale for each; the third has its own."""
+    codec = compressed_memory(error_feedback(top_k(ratio=0.5)), dither(bits=8))
+    tx = jaxcomm.sharded_server(optax.sgd(0.25), codec, scope="leaf")
+    shapes = {"a": (12,), "b": (12,), "c": (5,)}
+    rng = np.random.default_rng(2)
+    batch = {k: jnp.asarray(rng.normal(size=(3, *s)), jnp.float32) for k, s in shapes.items()}
+    _, state = trained(tx, 3, [batch] * 2)
+    memories = [x.kept.statistics.max_abs for x in state.push.per_worker["data"]]
+    assert [x.shape for x in memories] == [(3, 2, 3), (3, 3)]
 
 
 def loss(params: Any, batch: Any) -> jax.Array:

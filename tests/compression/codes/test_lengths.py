@@ -11,6 +11,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
+from jaxcomm.compression.codes._golomb_rice import _bits_of_levels, parameter_for
 from jaxcomm.compression.quantizers import dither
 from tests.workers import abstract, aggregator
 
@@ -62,6 +63,20 @@ def test_lengths_are_those_of_the_formulas(code: Any, levels: int, norm: Any) ->
     of_row = (32 + last_gap) / 1024
     noise = 5 * spread / math.sqrt(SIZE)
     assert expected - noise <= found <= expected + of_row + noise
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_the_expected_length_of_golomb_rice_is_that_of_drawn_levels(spread: float) -> None:
+    """A coordinate takes bits if it is not 0: those of a gap and of a level."""
+    rng, draws, shares = np.random.default_rng(0), 10**6, probabilities(3, spread)
+    shares /= shares.sum()
+    levels = np.abs(rng.choice(np.arange(-3, 4), size=draws, p=shares))
+    gaps, k = rng.geometric(1 - shares[3], size=draws) - 1, parameter_for(1 - shares[3])
+    of_level = 2 * np.floor(np.log2(np.maximum(levels, 1))) + 2
+    bits = np.where(levels > 0, (gaps >> k) + 1 + k + of_level, 0)
+    expected = _bits_of_levels(shares)
+    assert expected.mean == pytest.approx(bits.mean(), rel=0.01)
+    assert expected.variance == pytest.approx(bits.var(), rel=0.01)
 
 
 @pytest.mark.slow

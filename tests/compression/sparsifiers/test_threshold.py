@@ -1,11 +1,12 @@
 """A fixed threshold: what passes, what has no room, and what feedback makes of the rest."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Claims
+from jaxcomm import Claims, Context
 from jaxcomm.compression import scaled
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback import error_feedback
@@ -25,6 +26,12 @@ def test_what_passes_is_sent(level: float, k: int) -> None:
     q, memory = send(codec, codec.init(x), x)
     np.testing.assert_array_equal(q, np.where(np.abs(x) > level, x, 0))
     assert memory.own.overflow == 0 and memory.own.overflow.dtype == jnp.int32
+
+
+def test_unused_entries_have_one_more_index_than_there_are_coordinates() -> None:
+    x, codec = normal(127), threshold(1.0, k=5)  # Of 128 indices, five take a word; of 129, two.
+    payload = jax.eval_shape(lambda x: codec.encode(Context.of(x), x)[0], x)
+    assert payload.indices.size == 1
 
 
 def test_the_largest_win_where_there_is_no_room() -> None:
