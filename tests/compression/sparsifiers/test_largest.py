@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxcomm.compression.sparsifiers import _selection
+from jaxcomm.compression.sparsifiers import _largest, _selection
 from jaxcomm.compression.sparsifiers._largest import by_sample, by_sort, by_threshold, largest
 
 SIZE = 1003
@@ -48,6 +48,18 @@ def test_rows_of_their_own() -> None:
     each = jnp.stack([by_threshold(row, 7) for row in x])
     np.testing.assert_array_equal(largest(x, 7), each)
     np.testing.assert_array_equal(jax.vmap(lambda row: by_threshold(row, 7))(x), each)
+
+
+@pytest.mark.parametrize("words", [3, 70])
+def test_the_first_bits_are_those_of_the_first_positions(words: int) -> None:
+    given = np.random.default_rng(0).integers(0, 2**32, words, dtype=np.uint32)
+    planes = np.arange(32, dtype=np.uint32)[:, None]
+    marks = (given >> planes & 1).ravel()  # Bit j of word i is that of position j words + i.
+    for wanted in (1, 7, 31, 40, int(marks.sum())):
+        kept = np.where(np.cumsum(marks) <= wanted, marks, 0).reshape(32, words)
+        expected = np.bitwise_or.reduce(kept.astype(np.uint32) << planes, axis=0)
+        found = _largest.first_bits(jnp.asarray(given), jnp.int32(wanted))
+        np.testing.assert_array_equal(found, expected)
 
 
 def in_order(magnitudes: np.ndarray, k: int) -> np.ndarray:
