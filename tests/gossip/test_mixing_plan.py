@@ -75,6 +75,13 @@ def test_push_sum_has_no_one_rate() -> None:
         gossip.to_mixing(graph, "push").rho.hex()
 
 
+def test_the_degree_is_of_senders() -> None:
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (1, 0), (2, 0), (3, 0)])  # Three send to 0.
+    mixing = gossip.to_mixing(graph, "push")
+    assert mixing.degree == 2
+    np.testing.assert_array_equal(mixing.messages, [1, 2, 2, 1])
+
+
 def test_lazy_halves_what_is_taken_in() -> None:
     plan = gossip.matcha_plan(gossip.ring(4), budget=0.5)
     mixing = gossip.lazy(plan)
