@@ -169,7 +169,7 @@ def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path
         f"experiments: interrupted: {number.name} has stopped all processes.\n"
     )
     config, rows, _ = read(folder)
-    assert not config["finished"] and rows and all(row["kind"] == "step" for row in rows)
+    assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
 
 
 @pytest.mark.slow
