@@ -62,7 +62,6 @@ def test_against_a_tree_by_hand(workers: int) -> None:
     check_against_the_tree(workers, "checked")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "mode"), [slow(5, "unchecked"), (3, "vmap"), slow(13, "vmap")])
 def test_against_a_tree_by_hand_elsewhere(workers: int, mode: Mode) -> None:
     check_against_the_tree(workers, mode)
