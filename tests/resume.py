@@ -24,6 +24,15 @@ def _commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
+def whole_lines(file: pathlib.Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines holds; half a line, of a run that was killed, is cut off."""
+    text = file.read_bytes() if file.exists() else b""
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        file.write_bytes(whole)
+    return [*map(json.loads, whole.splitlines())]
+
+
 def folder_of(test: str) -> str:
     """`tests/laws`, or `jaxcomm` of a docstring's example."""
     parts = pathlib.PurePosixPath(test.split("::")[0]).parts
@@ -42,21 +51,20 @@ class Resume:
         self.file = file
         self.of_worker = getattr(config, "workerinput", None)
         file.parent.mkdir(parents=True, exist_ok=True)
-        size = file.stat().st_size if file.exists() else 0
-        # A worker that replaces another collects what the run began with.
-        self.begin: int = self.of_worker["recorded"] if self.of_worker else size
         self.lines: dict[str, dict[str, Any]] = {}
-        recorded = file.read_bytes()[: self.begin] if size else b""
-        for line in map(json.loads, recorded.splitlines()):
-            self.lines[line["test"]] = line
-        self.done = {name for name, line in self.lines.items() if line["outcome"] != "failed"}
+        if self.of_worker is None:
+            self.lines = {line["test"]: line for line in whole_lines(file)}
+            done = [name for name, line in self.lines.items() if line["outcome"] != "failed"]
+        else:  # Also one that replaces another collects what the run began with.
+            done = self.of_worker["done"]
+        self.done = {*done}
         self.left = 0
         self.commit = "" if self.of_worker else _commit()
         self.phases: dict[str, list[pytest.TestReport]] = collections.defaultdict(list)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["recorded"] = self.begin
+        node.workerinput["done"] = [*self.done]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(

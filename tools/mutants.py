@@ -235,13 +235,14 @@ def main() -> int:
     parser.add_argument("--record", type=pathlib.Path, default=ROOT / ".tests" / "mutants.jsonl")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     given = parser.parse_args()
+    from tests.resume import whole_lines
+
     drawn = draw(given.count, given.seed)
     if given.list:
         print(*drawn, sep="\n")
         return 0
     given.record.parent.mkdir(parents=True, exist_ok=True)
-    known = given.record.read_text().splitlines() if given.record.exists() else []
-    outcomes = {line["change"]: line["outcome"] for line in map(json.loads, known)}
+    outcomes = {line["change"]: line["outcome"] for line in whole_lines(given.record)}
     with tempfile.TemporaryDirectory(prefix="mutants") as folder, given.record.open("a") as record:
         copies: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
         for job in range(given.jobs):
