@@ -46,12 +46,20 @@ from jaxcomm import (
     wire,
 )
 from jaxcomm._axis import local_params
-from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PerWorker
-from jaxcomm._entries import Entries, SparseDecode
-from jaxcomm._local_gradients import local_value_and_grad
-from jaxcomm._per_worker import consensus, consensus_distance, per_worker, replicate
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Entries,
+    Memory,
+    PerWorker,
+    SparseDecode,
+)
+from jaxcomm._gradients import local_value_and_grad
 from jaxcomm._resize import resize_workers
-from jaxcomm._state import init, state_specs
+from jaxcomm._workers import consensus, consensus_distance, init, per_worker, replicate, state_specs
 from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,

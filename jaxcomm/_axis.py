@@ -1,25 +1,32 @@
-"""Collectives and checks over mesh axes, for all three ways to bind an axis.
+"""How mesh axes are bound, what types say about them, and what differs by worker.
 
 The three modes are `"checked"` (`jax.shard_map` with `check_vma=True`: a value's type lists the
 axes over which it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the simulator,
-`jax.vmap(axis_name=...)`). Only this module distinguishes them.
+`jax.vmap(axis_name=...)`). Only this module and the collectives distinguish them.
 """
 
+import contextvars
+import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
+import jax.extend.core
 from jax import lax
 
-from jaxcomm import _rounds
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._deferred import are_averaged
-from jaxcomm._moved import as_moved
-from jaxcomm._unbound import unbound
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 
 Mode = Literal["checked", "unchecked", "vmap"]
+
+BACKWARD: contextvars.ContextVar[Any] = contextvars.ContextVar("backward", default=None)
+"""The backward pass that a transformation of the traced step may run, if any."""
+
+SHARDED_OVER: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    "sharded_over", default=()
+)
+"""The automatic axes that shard the parameters of the traced step."""
 
 
 def names(axis_name: AxisName) -> tuple[str, ...]:
@@ -114,6 +121,11 @@ def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(localize, params)
+
+
+def are_averaged() -> bool:
+    """Whether the transformation that ran the backward pass has averaged its gradients."""
+    return hasattr(BACKWARD.get(), "finite")
 
 
 def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, ...] = ()) -> None:
@@ -245,112 +257,6 @@ def is_simulated(axis_name: AxisName) -> bool:
     return any(mode(name) == "vmap" for name in names(axis_name))
 
 
-def _in_words(
-    move: Callable[[jax.Array], jax.Array], x: jax.Array, axis_name: AxisName
-) -> jax.Array:
-    """Moves 16-bit and 8-bit floats as unsigned words: XLA widens them in collectives on CPU."""
-    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    if not narrow or is_simulated(axis_name):
-        return move(x)
-    words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    received = lax.bitcast_convert_type(move(words), x.dtype)
-    return cast(jax.Array, as_moved(move, x, received))
-
-
-def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The values of all workers, `[workers, ...]`, ordered by `index`, equal on all workers."""
-    modes = {mode(name) for name in names(axis_name)}
-
-    def move(x: jax.Array) -> jax.Array:
-        if modes == {"checked"}:
-            return lax.all_gather(x, names(axis_name), to="invarying")
-        if modes == {"unchecked"}:
-            return lax.all_gather(x, names(axis_name))
-        gathered = x
-        for name in reversed(names(axis_name)):  # `jax.vmap` gathers over one name at a time.
-            options = {"to": "invarying"} if mode(name) == "checked" else {}
-            gathered = lax.all_gather(gathered, name, **options)
-        return gathered.reshape(size(axis_name), *x.shape)
-
-    return _in_words(move, x, axis_name)
-
-
-def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends row i of `[workers, ...]` to worker i; returns the received rows, in worker order."""
-    if size(axis_name) == 1:
-        return as_varying(rows, axis_name)
-
-    def move(rows: jax.Array) -> jax.Array:
-        if "vmap" not in {mode(name) for name in names(axis_name)}:
-            return _rounds.all_to_all(rows, names(axis_name))
-        shape = rows.shape
-        rows = rows.reshape(*(lax.axis_size(name) for name in names(axis_name)), *shape[1:])
-        for position, name in enumerate(names(axis_name)):
-            # `jax.vmap` exchanges only what it maps. XLA removes the choice between equals.
-            rows = jnp.where(lax.axis_index(name) >= 0, rows, rows)
-            rows = lax.all_to_all(rows, name, position, position)
-        return rows.reshape(shape)
-
-    return _in_words(move, as_varying(rows, axis_name), axis_name)
-
-
-def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends `x` to the next worker of the ring; returns the value of the previous worker."""
-    if size(axis_name) == 1:
-        return as_varying(x, axis_name)
-
-    def along(x: jax.Array, over: tuple[str, ...]) -> jax.Array:
-        workers = size(over)
-        ring = [(worker, (worker + 1) % workers) for worker in range(workers)]
-        if len(over) == 1:
-            return lax.ppermute(x, over[0], ring)
-        if "vmap" not in {mode(name) for name in over}:
-            return lax.ppermute(x, over, ring)
-        # `jax.vmap` permutes over one name at a time. The predecessor of the first worker along
-        # the last axis is at the end of the previous row.
-        shifted = along(x, over[-1:])
-        return jnp.where(index(over[-1]) == 0, along(shifted, over[:-1]), shifted)
-
-    move = lambda x: along(x, names(axis_name))  # noqa: E731
-    return _in_words(move, as_varying(x, axis_name), axis_name)
-
-
-def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
-    """Exchanges `x` with worker `index ^ distance`; returns `x` if there is no such worker."""
-    workers = size(axis_name)
-    partner = [w ^ distance if w ^ distance < workers else w for w in range(workers)]
-    over = names(axis_name)
-
-    def move(x: jax.Array) -> jax.Array:
-        # `jax.vmap` permutes over one name at a time, and requires that every worker receives.
-        if len(over) > 1 and "vmap" in {mode(name) for name in over}:
-            return gather(x, axis_name)[jnp.asarray(partner)[index(axis_name)]]
-        return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
-
-    return _in_words(move, as_varying(x, axis_name), axis_name)
-
-
-def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """Sends `x` along pairs (sender, receiver); a worker that receives nothing gets zeros."""
-    over, workers = names(axis_name), size(axis_name)
-    sender_of = {receiver: sender for sender, receiver in pairs}
-
-    def move(x: jax.Array) -> jax.Array:
-        if "vmap" not in {mode(name) for name in over}:
-            return lax.ppermute(x, over if len(over) > 1 else over[0], pairs)
-        # `jax.vmap` permutes over one name at a time, and requires that every worker receives.
-        idle = iter(sorted(set(range(workers)) - set(sender_of.values())))
-        senders = [sender_of[w] if w in sender_of else next(idle) for w in range(workers)]
-        if len(over) > 1:
-            received = gather(x, axis_name)[jnp.asarray(senders)[index(axis_name)]]
-        else:
-            received = lax.ppermute(x, over[0], [(s, w) for w, s in enumerate(senders)])
-        receives = jnp.asarray([w in sender_of for w in range(workers)])[index(axis_name)]
-        return jnp.where(receives, received, jnp.zeros((), x.dtype))
-
-    return _in_words(move, as_varying(x, axis_name), axis_name)
-
-
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
     """`x` typed as varying over all axes over which `tree` varies, for the carry of a loop."""
     wanted = frozenset().union(*(varying(leaf) for leaf in jax.tree.leaves(tree)))
@@ -358,39 +264,89 @@ def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def over_shards(
-    fn: Callable[..., PyTree],
-    axes: tuple[str, ...],
-    in_specs: PyTree,
-    out_specs: PyTree,
-    axis_name: AxisName,
-) -> Callable[..., PyTree]:
-    """Runs `fn` on each device's shards of its arguments.
-
-    Args:
-      fn: A function that sends only over `axis_name`.
-      axes: The automatic mesh axes that the specs name.
-      in_specs: How the arguments are sharded over `axes`.
-      out_specs: How the results are.
-      axis_name: The axes that are manual already.
-
-    Raises:
-      ValueError: If the current mesh has no such axes.
-    """
-    current = jax.sharding.get_abstract_mesh()
-    if missing := [name for name in axes if name not in current.axis_names]:
-        raise ValueError(
-            f"`specs` name {missing}, which the mesh with axes {current.axis_names} does not have."
-        )
-    return jax.shard_map(
-        fn,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=set(axes),
-        check_vma=mode(names(axis_name)[0]) == "checked",
-    )
-
-
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x` typed as varying over `axis_name`; the identity except in checked mode."""
     return cast(jax.Array, local_params(x, axis_name))
+
+
+def automatic_axes() -> tuple[str, ...]:
+    """The axes that shard the parameters of the traced step, except those that are manual here."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in SHARDED_OVER.get() if name not in manual)
+
+
+def require_shards() -> None:
+    """Raises in a step whose parameters are sharded, except on their shards.
+
+    Flat buckets of whole leaves would make the partitioner gather the shards.
+    """
+    if axes := [*automatic_axes()]:
+        raise ValueError(
+            f"The parameters are sharded over {axes}, and this transformation would gather them. "
+            "Wrap the aggregator or the gossip method: `jaxcomm.shard_local(tx, specs)` with "
+            "`specs = jax.tree.map(lambda x: x.sharding.spec, params)`. `sharded_server` does not "
+            "support sharded parameters."
+        )
+
+
+_Arguments = ParamSpec("_Arguments")
+
+
+_Result = TypeVar("_Result")
+
+
+class _GivenTo(str):
+    """The name of an axis, and the function that it was given to."""
+
+    user: str
+
+
+def _given_to(user: str, axis_name: Any) -> Any:
+    """The axis name, or names, which know the function that they were given to first."""
+    if isinstance(axis_name, tuple):
+        return tuple(_given_to(user, name) for name in axis_name)
+    if not isinstance(axis_name, str) or isinstance(axis_name, _GivenTo):
+        return axis_name
+    known = _GivenTo(axis_name)
+    known.user = user
+    return known
+
+
+def names_itself(fn: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Lets an error that `axis_name` is not bound name the function that has this argument."""
+    signature = inspect.signature(fn)
+    if "axis_name" not in signature.parameters:
+        return fn
+
+    @functools.wraps(fn)
+    def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return fn(*args, **kwargs)  # It raises an error that names the function.
+        bound.apply_defaults()
+        axis_name = bound.arguments["axis_name"]
+        bound.arguments["axis_name"] = _given_to(fn.__name__, axis_name)
+        return fn(*bound.args, **bound.kwargs)
+
+    return named
+
+
+def _bound_axes() -> list[str]:
+    """The bound axes; if JAX does not list them, those of the mesh."""
+    manual = lambda: jax.sharding.get_abstract_mesh().manual_axes  # noqa: E731
+    return sorted(getattr(jax.extend.core, "unsafe_get_axis_names_DO_NOT_USE", manual)())
+
+
+def unbound(axis_name: AxisName, nowhere: str, state: str = "") -> ValueError:
+    """The error if an axis is not bound: the others, if any are; else `state` and `nowhere`."""
+    first, *others = (axis_name,) if isinstance(axis_name, str) else axis_name
+    found, user = _bound_axes(), getattr(first, "user", None)
+    message = f"`axis_name`={tuple(axis_name) if others else first!r} is not bound here"
+    if not found:
+        return ValueError(f"{state}{message}. {nowhere}")
+    given = f" to `{user}`" if user else ""
+    or_others = " (or others of them)" if len(found) > 1 else ""
+    return ValueError(
+        f"{message}, where the axes are {found}: pass `axis_name={found[0]!r}`{or_others}{given}."
+    )

@@ -1,7 +1,11 @@
-"""Places arrays on a mesh and runs functions on its devices, for any axis types."""
+"""Places arrays on a mesh, and runs functions on its devices, for any sharding and axis types."""
 
+import contextlib
+import contextvars
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -10,9 +14,158 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._require import require_axis_name
-from jaxcomm._sharded import all_restricted, axes_in, is_spec, joined, restricted, spec_on
+
+_SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpec]] = (
+    contextvars.ContextVar("specs", default=MappingProxyType({}))
+)
+
+
+def of_one_worker(
+    params: PyTree, specs: Sequence[PartitionSpec]
+) -> list[tuple[tuple[Any, ...], tuple[int, ...], PartitionSpec]]:
+    """Path, shape and spec of each parameter, as a worker sees them.
+
+    Parameters that differ by worker have neither their mark nor their axis of workers there.
+    """
+    lead = 0
+    if isinstance(params, PerWorker):
+        ((_, params),) = params.per_worker.items()
+        lead = 1
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [
+        (path, jax.numpy.shape(x)[lead:], PartitionSpec(*spec[lead:]))
+        for (path, x), spec in zip(leaves, specs, strict=False)
+    ]
+
+
+@contextlib.contextmanager
+def tracing(
+    axes: tuple[str, ...], params: PyTree = (), specs: Sequence[PartitionSpec] = ()
+) -> Iterator[None]:
+    """States, while a step is traced, which automatic axes shard the parameters.
+
+    Args:
+      axes: The axes.
+      params: The parameters.
+      specs: How they are sharded, leaf by leaf, if known.
+    """
+    found = {
+        (jax.tree_util.keystr(path), shape): spec
+        for path, shape, spec in of_one_worker(params, specs)
+    }
+    tokens = _axis.SHARDED_OVER.set(axes), _SPECS.set(found)
+    try:
+        yield
+    finally:
+        _axis.SHARDED_OVER.reset(tokens[0])
+        _SPECS.reset(tokens[1])
+
+
+def require_specs(path: tuple[Any, ...], shape: tuple[int, ...], spec: PartitionSpec) -> None:
+    """Raises if the parameter at `path` is sharded, and not as `spec` says."""
+    where = jax.tree_util.keystr(path)
+    sizes = jax.sharding.get_abstract_mesh().shape
+    over = tuple(name for name in _axis.automatic_axes() if sizes[name] > 1)
+    actual = restricted(_SPECS.get().get((where, shape), PartitionSpec()), over)
+    if axes_in(actual) and actual != restricted(spec, over):
+        raise ValueError(
+            f"`specs` has {spec} at {where or 'the root'}, but the parameter is sharded as "
+            f"{actual}, and its shards would be gathered. Pass "
+            "`jax.tree.map(lambda x: x.sharding.spec, params)`."
+        )
+
+
+def _names_in(entry: Any) -> tuple[str, ...]:
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, tuple | list) else ()
+
+
+def axes_in(spec: PartitionSpec) -> tuple[str, ...]:
+    """The mesh axes of a spec, in its order."""
+    return tuple(name for entry in spec for name in _names_in(entry))
+
+
+def restricted(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec without the axes that are not in `axes`."""
+
+    def kept(entry: Any) -> Any:
+        names = tuple(name for name in _names_in(entry) if name in axes)
+        return names[0] if len(names) == 1 else names or None
+
+    entries = [*map(kept, spec)]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def joined(first: PartitionSpec, second: PartitionSpec) -> PartitionSpec:
+    """A spec that shards each axis as both do; `first` is the outer one."""
+    entries = itertools.zip_longest(first, second)
+    names = [(*_names_in(one), *_names_in(other)) for one, other in entries]
+    return PartitionSpec(*(each[0] if len(each) == 1 else each or None for each in names))
+
+
+def is_spec(node: object) -> bool:
+    """Whether a node of a tree is a spec, which is a leaf although it may be a tuple."""
+    return isinstance(node, PartitionSpec)
+
+
+def all_restricted(specs: PyTree, axes: tuple[str, ...]) -> PyTree:
+    """`restricted` for a tree of specs."""
+    return jax.tree.map(lambda spec: restricted(spec, axes), specs, is_leaf=is_spec)
+
+
+def spec_on(mesh: Mesh, x: Any) -> PartitionSpec:
+    """How an array, or a `jax.ShapeDtypeStruct`, is sharded over `mesh`."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape_tuple != mesh.shape_tuple:
+        return PartitionSpec()
+    return sharding.spec
+
+
+def explicit_spec_of(*shapes: jax.ShapeDtypeStruct) -> PartitionSpec | None:
+    """How Explicit axes shard the first of `shapes` that they shard."""
+    specs = [x.sharding.spec for x in shapes if isinstance(x.sharding, NamedSharding)]
+    return next((spec for spec in specs if any(spec)), None)
+
+
+def zeros_as(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros that Explicit axes shard as `shape`."""
+    zeros, spec = jax.numpy.zeros(shape.shape, shape.dtype), explicit_spec_of(shape)
+    return zeros if spec is None else jax.sharding.reshard(zeros, spec)
+
+
+def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyTree) -> PyTree:
+    """The specs of optimizer state: a moment is sharded as its parameter.
+
+    A moment has the shape of its parameter, after an axis of workers if it has one. Its path ends
+    with the path of the parameter, and with the longest one if it ends with several.
+
+    Args:
+      state: The state of an optimizer.
+      base: The specs of its leaves over the axes of workers.
+      params: The parameters.
+      param_specs: Their specs.
+    """
+    like = of_one_worker(params, jax.tree.leaves(param_specs, is_leaf=is_spec))
+    like.sort(key=lambda each: len(each[0]))
+
+    def spec(path: tuple[Any, ...], x: Any, own: PartitionSpec) -> PartitionSpec:
+        lead = len(own)  # PerWorker leaves have an axis of workers.
+        found = [
+            param_spec
+            for end, shape, param_spec in like
+            if x.shape[lead:] == shape and path[len(path) - len(end) :] == end
+        ]
+        if not found or set(axes_in(found[-1])) & set(axes_in(own)):
+            return own  # A leaf that has a slice for each shard is sharded already.
+        return PartitionSpec(*own, *found[-1])
+
+    return jax.tree_util.tree_map_with_path(spec, state, base)
+
 
 _REPLICATED = PartitionSpec()
 
@@ -31,17 +184,6 @@ def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) ->
         raise ValueError(
             "With `shard_axes`, the axes of the mesh must be all Auto or all Explicit, got "
             f"{mesh.axis_types}."
-        )
-    return axes
-
-
-def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes of shards that also split the batch; raises unless they are distinct ones."""
-    axes = _axis.names(batch_axes)
-    if len(set(axes)) < len(axes) or not set(axes) <= set(shard_axes):
-        raise ValueError(
-            f"`batch_axes` must name distinct axes of `shard_axes`={shard_axes!r}, got "
-            f"{batch_axes!r}. Over all other axes of the mesh the batch is split in any case."
         )
     return axes
 
@@ -103,7 +245,7 @@ def require_kept(tree: PyTree, what: str) -> None:
             )
 
 
-def _raise_sharded(where: str, sharding: object) -> None:
+def raise_sharded(where: str, sharding: object) -> None:
     raise ValueError(
         f"{where} is sharded over devices, {sharding}, but here it must be replicated, and jaxcomm "
         "does not gather it implicitly. Replicate it with `jax.device_put(x, NamedSharding(mesh, "
@@ -114,72 +256,11 @@ def _raise_sharded(where: str, sharding: object) -> None:
     )
 
 
-def require_whole_types(
-    tree: PyTree, specs: PyTree, what: str, shard_axes: tuple[str, ...] = ()
-) -> None:
-    """Raises if the type of a leaf says that it is sharded over other axes than `shard_axes`."""
-
-    def check(path: tuple[Any, ...], x: Any, spec: PartitionSpec) -> None:
-        sharding = _explicit(x)
-        if sharding is None or spec != _REPLICATED:
-            return
-        if not set(axes_in(sharding.spec)) <= set(shard_axes):
-            _raise_sharded(f"{what}{jax.tree_util.keystr(path)}", sharding.spec)
-
-    jax.tree_util.tree_map_with_path(check, tree, specs)
-
-
 def strong(x: Any) -> Any:
     """An array without a weak type: a result with a strong type would make `jax.jit` recompile."""
     if isinstance(x, jax.Array):
         return lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
     return np.asarray(x)
-
-
-def _buffers(x: jax.Array) -> list[int]:
-    """What identifies the buffers of an array on the devices of this process."""
-    if x.is_fully_replicated and not x.is_fully_addressable:
-        shards = [x.addressable_data(0)]  # `addressable_shards` fails after `jax.device_put`.
-    else:
-        shards = [shard.data for shard in x.addressable_shards]
-    try:
-        return [shard.unsafe_buffer_pointer() for shard in shards]
-    except jax.errors.JaxRuntimeError:
-        return [id(x)]  # A backend need not have pointers.
-
-
-def bytes_of_shard(x: jax.Array) -> int:
-    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
-def unshared(donated: PyTree, *others: PyTree, distinct: bool = False) -> PyTree:
-    """`donated`, with copies of leaves that share a buffer with each other or with `others`.
-
-    XLA refuses to donate such a buffer, on some devices only; the rest would wait for them forever,
-    and so would the next program.
-
-    Args:
-      donated: What a program takes and overwrites.
-      others: All else that it takes.
-      distinct: Whether `donated` is the result of a program, so that its leaves share nothing with
-        each other. Few buffers are then compared: those of the sizes of `others`.
-    """
-    kept = [x for x in jax.tree.leaves(others) if isinstance(x, jax.Array)]
-    seen = {buffer for x in kept for buffer in _buffers(x)}
-    sizes = {bytes_of_shard(x) for x in kept}
-
-    def copy_shared(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or (distinct and bytes_of_shard(x) not in sizes):
-            return x
-        buffers = _buffers(x)
-        if seen.isdisjoint(buffers):
-            seen.update(buffers)
-            return x
-        if x.committed and x.is_fully_addressable:  # `copy` would write the spec in another way.
-            return jax.device_put(x, x.sharding, may_alias=False)
-        return x.copy()
-
-    return jax.tree.map(copy_shared, donated)
 
 
 def kept_specs(tree: PyTree, mesh: Mesh, specs: PyTree, shard_axes: tuple[str, ...]) -> PyTree:
@@ -210,7 +291,7 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
         if not isinstance(x, jax.Array):
             return jax.device_put(x, sharding)
         if spec == _REPLICATED and not x.sharding.is_fully_replicated:
-            _raise_sharded(f"{what}{jax.tree_util.keystr(path)}", x.sharding)
+            raise_sharded(f"{what}{jax.tree_util.keystr(path)}", x.sharding)
         on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
         if on_mesh and x.sharding.is_equivalent_to(sharding, x.ndim):
             # Another spec of the same sharding would make `jax.jit` compile again.
@@ -224,34 +305,12 @@ def place(tree: PyTree, mesh: Mesh, specs: PyTree, what: str) -> PyTree:
     return jax.tree_util.tree_map_with_path(put, tree, specs)
 
 
-def fits(x: Any, sharding: NamedSharding) -> bool:
-    """Whether a program whose argument has this sharding takes `x` as it is."""
-    return not isinstance(x, jax.Array) or not x.committed or x.sharding == sharding
-
-
-def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> PyTree:
-    """The tree, whose leaves XLA shards as `specs` say, in order; without specs, as it chooses."""
-    if not specs or mesh.axis_types != (AxisType.Auto,) * mesh.devices.ndim:
-        return tree  # Types say how leaves are sharded over Explicit axes.
-    leaves, structure = jax.tree.flatten(tree)
-    shardings = [NamedSharding(mesh, spec) for spec in specs]
-    return jax.tree.unflatten(structure, [*map(lax.with_sharding_constraint, leaves, shardings)])
-
-
-def sharded_as(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> PyTree:
-    """The tree, whose leaves are sharded by one spec, over axes of any type."""
-    sharding = NamedSharding(mesh, spec)
-    explicit = AxisType.Explicit in mesh.axis_types
-    over = jax.sharding.reshard if explicit else lax.with_sharding_constraint
-    return jax.tree.map(lambda x: over(x, sharding), tree)
-
-
 def is_traced(tree: PyTree) -> bool:
     """Whether a JAX transformation traces the tree, so that arrays must not be placed."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def _explicit(x: Any) -> NamedSharding | None:
+def explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding in the type of `x`, or `None` if it has no Explicit axes."""
     sharding = jax.typeof(x).sharding
     return sharding if sharding.mesh.explicit_axes else None
@@ -284,7 +343,7 @@ def shard_map(
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
     def typed(x: Any) -> bool:
-        sharding = _explicit(x)
+        sharding = explicit_sharding(x)
         return sharding is not None and AxisType.Explicit in mesh.axis_types
 
     def apply(*args: PyTree) -> PyTree:
@@ -300,7 +359,7 @@ def shard_map(
 
         def reshard(spec: PartitionSpec, tree: PyTree) -> PyTree:
             def one(x: jax.Array) -> jax.Array:
-                sharding = _explicit(x)
+                sharding = explicit_sharding(x)
                 own = _REPLICATED if sharding is None else restricted(sharding.spec, shard_axes)
                 return jax.sharding.reshard(x, NamedSharding(mesh, joined(spec, own)))
 
@@ -314,7 +373,7 @@ def shard_map(
 
 def over_workers_of(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """`fn(x)` for leaves `[workers, ...]` of any type; the result is replicated."""
-    sharding = _explicit(x)
+    sharding = explicit_sharding(x)
     if sharding is None:
         return fn(x)
     mesh = sharding.mesh
@@ -324,32 +383,45 @@ def over_workers_of(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
     return result
 
 
-def typed_as(tree: PyTree, like: PyTree) -> PyTree:
-    """`tree` with the shardings in the types of `like`, so that a loop can carry it.
-
-    Only Explicit axes appear in types. A leaf that `like` lacks, or has with another number of
-    dimensions, does not change.
-    """
-    types = {
-        jax.tree_util.keystr(path): (_explicit(x), jax.numpy.ndim(x))
-        for path, x in jax.tree_util.tree_leaves_with_path(like)
-    }
-
-    def typed(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-        sharding, ndim = types.get(jax.tree_util.keystr(path), (None, 0))
-        if sharding is None or ndim != x.ndim:
-            return x
-        return jax.sharding.reshard(x, sharding)
-
-    return jax.tree_util.tree_map_with_path(typed, tree)
-
-
 def retyped(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """`x` with another sharding in its type, if Explicit axes appear there."""
-    return x if _explicit(x) is None else jax.sharding.reshard(x, sharding)
+    return x if explicit_sharding(x) is None else jax.sharding.reshard(x, sharding)
 
 
 def is_all_manual() -> bool:
     """Whether all axes of the current mesh are manual, except axes of size 1."""
     current = jax.sharding.get_abstract_mesh()
     return all(size == 1 or name in current.manual_axes for name, size in current.shape.items())
+
+
+def over_shards(
+    fn: Callable[..., PyTree],
+    axes: tuple[str, ...],
+    in_specs: PyTree,
+    out_specs: PyTree,
+    axis_name: AxisName,
+) -> Callable[..., PyTree]:
+    """Runs `fn` on each device's shards of its arguments.
+
+    Args:
+      fn: A function that sends only over `axis_name`.
+      axes: The automatic mesh axes that the specs name.
+      in_specs: How the arguments are sharded over `axes`.
+      out_specs: How the results are.
+      axis_name: The axes that are manual already.
+
+    Raises:
+      ValueError: If the current mesh has no such axes.
+    """
+    current = jax.sharding.get_abstract_mesh()
+    if missing := [name for name in axes if name not in current.axis_names]:
+        raise ValueError(
+            f"`specs` name {missing}, which the mesh with axes {current.axis_names} does not have."
+        )
+    return jax.shard_map(
+        fn,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(axes),
+        check_vma=_axis.mode(_axis.names(axis_name)[0]) == "checked",
+    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import Codec, Context
-from jaxcomm._marked import Marked
+from jaxcomm._contract import Marked
 
 
 def of_matrices(codec: Codec, columns: int) -> Codec:

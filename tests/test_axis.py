@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from jaxcomm import _axis
+from jaxcomm import _axis, _collectives
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -182,7 +182,7 @@ def test_gathers_are_exact_and_narrow(dtype: Any) -> None:
     given = X.astype(dtype)
 
     def gather(x: jax.Array) -> jax.Array:
-        return _axis.gather(x[0], "data")
+        return _collectives.gather(x[0], "data")
 
     mapped = jax.jit(
         jax.shard_map(gather, mesh=MESH, in_specs=PartitionSpec("data"), out_specs=PartitionSpec())
@@ -199,7 +199,7 @@ def test_gathers_over_two_axes_are_in_the_order_of_the_index() -> None:
     axes = ("a", "b")
 
     def gather(x: jax.Array) -> jax.Array:
-        return _axis.gather(_axis.index(axes) + x[0].astype(jnp.int32) * 0, axes)
+        return _collectives.gather(_axis.index(axes) + x[0].astype(jnp.int32) * 0, axes)
 
     one = jax.shard_map(gather, mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec())(
         X
@@ -215,7 +215,7 @@ def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
     given = jnp.arange(8.0, dtype=jnp.bfloat16)
 
     def shift(x: jax.Array) -> jax.Array:
-        return _axis.shift(x, axes)
+        return _collectives.shift(x, axes)
 
     spec = PartitionSpec(axes)
     for check in (True, False):
@@ -228,7 +228,7 @@ def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
         nested = jax.vmap(nested, axis_name=name)
     simulated = jax.jit(nested)(given.reshape(2, 2, 2)).ravel()
     np.testing.assert_array_equal(simulated.astype(jnp.float32), np.roll(np.arange(8), 1))
-    one = jax.vmap(lambda x: _axis.shift(x, "data"), axis_name="data")
+    one = jax.vmap(lambda x: _collectives.shift(x, "data"), axis_name="data")
     for workers in (1, 2, 5):
         np.testing.assert_array_equal(one(jnp.arange(workers)), np.roll(np.arange(workers), 1))
 
@@ -241,12 +241,12 @@ def test_swaps_are_between_pairs_whatever_the_axes(distance: int) -> None:
     axes = ("a", "b")
     mesh = jax.make_mesh((2, 3), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
     spec = PartitionSpec(axes)
-    swap = lambda x: _axis.swap(x, axes, distance)  # noqa: E731
+    swap = lambda x: _collectives.swap(x, axes, distance)  # noqa: E731
     for check in (True, False):
         moved = jax.shard_map(swap, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
         np.testing.assert_array_equal(jax.jit(moved)(given).astype(jnp.float32), expected)
     nested = jax.vmap(jax.vmap(swap, axis_name="b"), axis_name="a")
     simulated = nested(given.reshape(2, 3)).ravel()
     np.testing.assert_array_equal(simulated.astype(jnp.float32), expected)
-    one = jax.vmap(lambda x: _axis.swap(x, "data", distance), axis_name="data")
+    one = jax.vmap(lambda x: _collectives.swap(x, "data", distance), axis_name="data")
     np.testing.assert_array_equal(one(given).astype(jnp.float32), expected)

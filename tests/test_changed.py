@@ -24,7 +24,7 @@ def test_rows_of_gossip_and_of_local_steps_are_asked_for_too() -> None:
     assert own == {"choco_sgd", "choco_sgd_over_matcha", "slowmo"}
 
 
-@pytest.mark.parametrize("file", ["jaxcomm/_buckets.py", "tests/workers.py"])
+@pytest.mark.parametrize("file", ["jaxcomm/_units.py", "tests/workers.py"])
 def test_a_shared_file_asks_for_one_row_of_each_family(file: str) -> None:
     own, shared = chosen_rows(FAMILIES, {file})
     assert not own and shared == {family[0].name for family in FAMILIES}

@@ -12,7 +12,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm._clips import require_clips_of_the_mean
+from jaxcomm._require import require_clips_of_the_mean
 from jaxcomm.scheduling import wait_free
 from jaxcomm.synchronization import diloco, local_sgd
 from tests.cases import CASES, Case

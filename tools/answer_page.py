@@ -13,7 +13,7 @@ import re
 import sys
 from typing import Any
 
-from jaxcomm import _buckets, _message, _units
+from jaxcomm import _collectives, _units
 from jaxcomm.advise import _advice, _sizes
 from jaxcomm.compression._sizes import MOST
 from jaxcomm.compression.quantizers import _dither, _fields
@@ -81,9 +81,9 @@ def numbers() -> dict[str, Any]:
         "most_of_leaf": _sizes._MOST_OF_LEAF,
         "most_of_codec": MOST,
         "most_workers": MOST_WORKERS,
-        "bucket_bytes": _buckets.BUCKET_BYTES,
+        "bucket_bytes": _units.BUCKET_BYTES,
         "large": _units.LARGE,
-        "tile": _message._TILE,
+        "tile": _collectives._TILE,
         "levels": _dither.DEFAULT_LEVELS,
         "widths": _fields.WIDTHS,
         "state_bytes": STATE_BYTES,

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxcomm
-from jaxcomm._deferred import backward_of
+from jaxcomm._gradients import backward_of
 
 UPDATE_ERROR = "update_error"
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxcomm._base import LossFn, PyTree
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import LossFn
 from jaxcomm.advise._advice import Advice, Row
 from jaxcomm.advise._sizes import parse_count, shapes_of_count
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS

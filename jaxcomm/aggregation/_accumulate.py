@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._buckets import require_floating
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._require import checked, flag_of_all, own_weight, require_state, weight_dtype
-from jaxcomm._resizing import resized_by, weighted_mean_of_workers
-from jaxcomm._switch import collective_cond
+from jaxcomm._resize import resized_by, weighted_mean_of_workers
+from jaxcomm._units import require_floating
 
 
 class AccumulateState(NamedTuple):

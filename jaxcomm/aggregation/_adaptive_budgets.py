@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, PyTree
-from jaxcomm._message import to_message
+from jaxcomm import _axis, _collectives
+from jaxcomm._collectives import collective_switch, to_message
+from jaxcomm._contract import AxisName, Codec, Context, PyTree
 from jaxcomm._require import checked, require_state, require_untraced
-from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._budget_plan import CodecOf, Plan, plan_of, require_slow
 from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._local import encode_local
@@ -64,7 +63,7 @@ def _speeds_of_all(seconds_per_byte: Any, axis_name: AxisName, workers: int) -> 
         )
     speeds = jnp.asarray(seconds_per_byte, jnp.float32)
     if speeds.shape == ():
-        return _axis.gather(_axis.as_varying(speeds, axis_name), axis_name)
+        return _collectives.gather(_axis.as_varying(speeds, axis_name), axis_name)
     if differs := sorted(_axis.varying(speeds)):
         raise ValueError(
             f"`seconds_per_byte` of all workers must be equal on all of them, but differ over "

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._collectives import collective_switch
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._require import checked, require_state
-from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._options import AggregatorOptions, require_switch, takes_options
 from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis, _rounds
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm import _axis, _collectives
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._or_reduce import or_reduce
 
@@ -124,7 +124,7 @@ def sum_together(axis_name: AxisName, tree: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    vectors, restore = join_small(leaves, LARGE_BY_GLOO if _rounds.by_gloo() else LARGE)
+    vectors, restore = join_small(leaves, LARGE_BY_GLOO if _collectives.by_gloo() else LARGE)
     return jax.tree.unflatten(treedef, restore(lax.psum(vectors, axis_name)))
 
 

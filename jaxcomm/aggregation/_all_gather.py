@@ -4,7 +4,7 @@ from typing import Unpack
 
 import optax
 
-from jaxcomm._base import AxisName, Codec
+from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import coded_mean, require_own_statistics
 from jaxcomm.aggregation._gathered import gather_payloads

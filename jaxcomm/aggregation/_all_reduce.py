@@ -4,9 +4,8 @@ from typing import Unpack
 
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._marked import combine_of
-from jaxcomm._require import checked
+from jaxcomm._contract import AxisName, Codec, PyTree
+from jaxcomm._require import checked, combine_of
 from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._combined import combine_payloads

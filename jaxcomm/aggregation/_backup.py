@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm import _axis, _collectives, _noise
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import checked, own_weight, require_state, weight_dtype
 from jaxcomm.aggregation._delayed import require_count
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
@@ -40,7 +40,7 @@ def _times_of_all(finish_times: Any, axis_name: AxisName, workers: int) -> jax.A
         )
     times = jnp.asarray(finish_times, jnp.float32)
     if times.shape == ():
-        return _axis.gather(_axis.as_varying(times, axis_name), axis_name)
+        return _collectives.gather(_axis.as_varying(times, axis_name), axis_name)
     if times.shape != (workers,):
         raise ValueError(
             f"`finish_times` must be a scalar, the time of this worker, or have shape ({workers},),"

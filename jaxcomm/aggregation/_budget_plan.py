@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm._require import require_codec
 
 CodecOf: TypeAlias = Callable[[Any], Codec]

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._base import (
+from jaxcomm import _axis, _collectives
+from jaxcomm._collectives import from_message, gather_contents, to_message
+from jaxcomm._contract import (
     AxisName,
     Codec,
     Coins,
@@ -20,7 +21,6 @@ from jaxcomm._base import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._message import from_message, gather_contents, to_message
 from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._budget_plan import (
@@ -98,7 +98,7 @@ def _to_owners(
         for turn in range(workers):
             if pairs := plan.pairs(turn, kind):
                 row = rows[jnp.minimum((turn - me) % workers, count - 1)]
-                one = _axis.permute(row, axis_name, pairs)
+                one = _collectives.permute(row, axis_name, pairs)
                 sender = (turn - slot) % workers
                 # In the turn of its own row a worker receives nothing.
                 arrived = arrived.at[sender].set(jnp.where(sender == me, own, one))

@@ -12,11 +12,22 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets, _noise, _units
-from jaxcomm._base import AxisName, Codec, Coins, Context, Diagnostics, Memory, PerWorker, PyTree
-from jaxcomm._marked import bound_of, factors_of, product_of
+from jaxcomm import _axis, _noise, _units
+from jaxcomm._contract import (
+    AxisName,
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Memory,
+    PerWorker,
+    PyTree,
+    bound_of,
+    factors_of,
+    product_of,
+)
 from jaxcomm._require import require_state
-from jaxcomm._resizing import resized_by
+from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
@@ -189,8 +200,8 @@ def coded_mean(
         codec = require_own_statistics(codec, "`scope`='tree'")
     axis = _axis.label(axis_name)
 
-    def divided(tree: PyTree) -> _buckets.Split:
-        return _buckets.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
+    def divided(tree: PyTree) -> _units.Split:
+        return _units.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
 
     def codec_for(unit: Unit) -> Codec:
         return stacked(codec) if unit.form == "stacked" else codec
@@ -224,7 +235,7 @@ def coded_mean(
 
         return resized_by(state, resized)
 
-    def restore_memories(state: AggregatorState, split: _buckets.Split) -> list[Memory]:
+    def restore_memories(state: AggregatorState, split: _units.Split) -> list[Memory]:
         arrays, units, _ = split
         own = separated(_axis.own(state.own, axis_name))
         if len(own) != len(units):

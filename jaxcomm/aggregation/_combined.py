@@ -6,8 +6,7 @@ from typing import TypeAlias
 import jax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._marked import exposes_nonfinite
+from jaxcomm._contract import AxisName, Codec, PyTree, exposes_nonfinite
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
     Encoded,

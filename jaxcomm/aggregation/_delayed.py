@@ -8,12 +8,12 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PerWorker, PyTree
-from jaxcomm._buckets import require_floating
-from jaxcomm._ordered import after
+from jaxcomm._axis import require_shards
+from jaxcomm._collectives import after
+from jaxcomm._contract import PerWorker, PyTree
 from jaxcomm._require import checked, own_weight, remedy, require_state, weight_dtype
-from jaxcomm._resizing import resized_by, weighted_mean_of_workers
-from jaxcomm._sharded import require_shards
+from jaxcomm._resize import resized_by, weighted_mean_of_workers
+from jaxcomm._units import require_floating
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole, require_last_stage

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm.aggregation._agreement import to_vector
 from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.compression import _support

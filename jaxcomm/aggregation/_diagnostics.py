@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression._compressed_memory import CompressedArray
 from jaxcomm.compression._means import over_peak
 

@@ -10,8 +10,8 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import PyTree
-from jaxcomm._buckets import explicit_spec, resharded
+from jaxcomm._contract import PyTree
+from jaxcomm._units import explicit_spec, resharded
 from pallas_kernels import _hash
 
 Distribution: TypeAlias = Literal["gaussian", "rademacher"]

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm.aggregation._dependence import (
     ELEMENTWISE,
     IDENTITIES,

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 
-from jaxcomm._base import Codec, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Memory, PyTree
 from jaxcomm._units import Unit
 
 

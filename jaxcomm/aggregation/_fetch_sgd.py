@@ -8,9 +8,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, Context, Memory
+from jaxcomm._contract import AxisName, Context, Memory
+from jaxcomm._noise import following
 from jaxcomm._require import checked
-from jaxcomm._steps import following
 from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part

@@ -8,10 +8,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, PyTree
-from jaxcomm._entries import Entries, SparseDecode
-from jaxcomm._marked import MappedDecode, add_of
-from jaxcomm._message import gather_contents
+from jaxcomm._collectives import gather_contents
+from jaxcomm._contract import (
+    AxisName,
+    Codec,
+    Context,
+    Entries,
+    MappedDecode,
+    PyTree,
+    SparseDecode,
+    add_of,
+)
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
     Encoded,

@@ -8,8 +8,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
-from jaxcomm._deferred import backward_of
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import backward_of
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over, axes_of
 from jaxcomm.aggregation._weights import weigh

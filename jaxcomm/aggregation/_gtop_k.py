@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _units
-from jaxcomm._base import AxisName
-from jaxcomm._moved import as_moved
+from jaxcomm import _axis, _collectives, _units
+from jaxcomm._collectives import as_moved
+from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, to_vector
 from jaxcomm.aggregation._coded import coded_mean
@@ -183,7 +183,7 @@ def gtop_k(
             for (payload, _), count, size in zip(encoded, counts, sizes, strict=True)
         ]
         for distance in (2**r for r in range((workers - 1).bit_length())):
-            swap = partial(_axis.swap, axis_name=axis_name, distance=distance)
+            swap = partial(_collectives.swap, axis_name=axis_name, distance=distance)
             message = swap(_words(entries, sizes))
             received = _received(axis_name, message, swap, entries, sizes)
             has_partner = (worker ^ distance) < workers

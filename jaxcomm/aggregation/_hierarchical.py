@@ -5,7 +5,7 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import own_weight, weight_dtype
 from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
 

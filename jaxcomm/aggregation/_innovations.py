@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Memory, PyTree
-from jaxcomm._marked import Marked
+from jaxcomm._contract import Codec, Context, Marked, Memory, PyTree
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._shifted import add, no_sum
 

@@ -9,9 +9,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Context, Diagnostics, Memory
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, Codec, Context, Diagnostics, Memory
 from jaxcomm._require import checked
-from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._agreement import all_finite, sum_together
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._combined import combine_payloads

@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Diagnostics, Memory, PyTree
 
 
 def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> PyTree:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm import _axis, _collectives, _noise
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._coded import AggregatorState, coded_mean
@@ -23,12 +23,12 @@ def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
     """The majority of each bit over workers, uint32[workers, words]; coins break ties."""
     workers, width = rows.shape
     received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
-        _axis.exchange(rows, axis_name)
+        _collectives.exchange(rows, axis_name)
     )
     votes = jnp.sum(received, axis=0, dtype=jnp.uint32)
     tie = _bits.pack_bits(2 * votes == workers)
     own_coins = coins[_axis.index(axis_name)]
-    return _axis.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
+    return _collectives.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
 
 
 def _no_signs() -> ValueError:

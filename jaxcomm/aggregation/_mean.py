@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _rounds
-from jaxcomm._base import AxisName, Codec, PyTree
-from jaxcomm._buckets import require_floating
+from jaxcomm import _axis, _collectives
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import checked, require_state
+from jaxcomm._units import require_floating
 from jaxcomm.aggregation._agreement import sum_together
 from jaxcomm.aggregation._narrow_mean import is_narrow, narrow_mean
 from jaxcomm.aggregation._stages import averages_over
@@ -51,7 +51,7 @@ def _summed(
 
     wide = [widened(x) for x in leaves]
     # Concatenation would gather leaves that are sharded over an automatic axis.
-    concatenated = _rounds.by_gloo() and is_all_manual()
+    concatenated = _collectives.by_gloo() and is_all_manual()
     totals = (
         sum_together(axis_name, wide) if concatenated else [lax.psum(x, axis_name) for x in wide]
     )

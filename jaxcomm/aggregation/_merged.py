@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Codec, Coins, PyTree
-from jaxcomm._marked import combine_of
-from jaxcomm._message import exchange_rows, gather_contents
-from jaxcomm._require import checked
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import AxisName, Codec, Coins, PyTree
+from jaxcomm._require import checked, combine_of
 from jaxcomm.aggregation._coded import coded_mean
 from jaxcomm.aggregation._combined import combine_payloads
 from jaxcomm.aggregation._exchange import Part

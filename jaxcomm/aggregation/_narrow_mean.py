@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName
-from jaxcomm._message import exchange_rows, gather_contents
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import AxisName
 from jaxcomm._require import own_weight
 from jaxcomm._units import LARGE
 from jaxcomm.aggregation._agreement import join_small

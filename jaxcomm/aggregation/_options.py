@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import jax
 
-from jaxcomm import _buckets, _units
-from jaxcomm._base import Codec
+from jaxcomm import _units
+from jaxcomm._contract import Codec
 
 
 class AggregatorOptions(TypedDict, total=False):
@@ -83,7 +83,7 @@ def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
     full: AggregatorOptions = {**DEFAULTS, **options}
     scope = codec.scope if full["scope"] is None else full["scope"]
     _units.check_scope(scope)
-    capacity = _buckets.BUCKET_BYTES if full["bucket_bytes"] is None else full["bucket_bytes"]
+    capacity = _units.BUCKET_BYTES if full["bucket_bytes"] is None else full["bucket_bytes"]
     if not isinstance(capacity, int) or capacity < 4:
         raise ValueError(
             f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "

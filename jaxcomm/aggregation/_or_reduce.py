@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm import _axis, _collectives
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 
 
 @names_itself
@@ -57,6 +57,6 @@ def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
         return lax.psum(words, axis_name)
     width = math.ceil(words.size / workers)
     rows = jnp.pad(words.ravel(), (0, workers * width - words.size)).reshape(workers, width)
-    received = _axis.exchange(rows, axis_name)
+    received = _collectives.exchange(rows, axis_name)
     part = lax.reduce(received, jnp.zeros((), words.dtype), lax.bitwise_or, (0,))
-    return _axis.gather(part, axis_name).ravel()[: words.size].reshape(words.shape)
+    return _collectives.gather(part, axis_name).ravel()[: words.size].reshape(words.shape)

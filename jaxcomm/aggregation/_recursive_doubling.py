@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._base import (
+from jaxcomm import _axis, _collectives
+from jaxcomm._collectives import Message, to_message
+from jaxcomm._contract import (
     AxisName,
     Codec,
     Coins,
@@ -19,7 +20,6 @@ from jaxcomm._base import (
     PyTree,
     mean_is_update,
 )
-from jaxcomm._message import Message, to_message
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._coded import coded_mean
@@ -151,7 +151,9 @@ def recursive_doubling_mean(
         def gather_parts(x: jax.Array) -> jax.Array:
             """`x` of the workers with the total, each of which sends its part."""
             row = to_rows(x, doubling)[_axis.index(axis_name) % doubling]
-            return from_rows(_axis.gather(row, axis_name)[:doubling], x.size).reshape(x.shape)
+            return from_rows(_collectives.gather(row, axis_name)[:doubling], x.size).reshape(
+                x.shape
+            )
 
         def encode(number: int, leader: jax.Array | int) -> tuple[list[Context], list[PyTree]]:
             contexts = [contexts_of(part, number, leader) for part in parts]
@@ -173,7 +175,9 @@ def recursive_doubling_mean(
             leader = worker if distance == doubling else worker % doubling // distance
             contexts, contents = encode(number, leader)
             message = Message(axis_name, contents, to_message(contents))
-            swapped = message.moved(partial(_axis.swap, axis_name=axis_name, distance=distance))
+            swapped = message.moved(
+                partial(_collectives.swap, axis_name=axis_name, distance=distance)
+            )
             mine = decode(number, contexts, contents)
             theirs = decode(number, contexts, swapped)
             factor, sent = (1.0, sent) if number else (scale, mine)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm import _axis, _collectives, _units
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.aggregation._weights import weigh
@@ -29,7 +29,7 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
         return lax.dynamic_index_in_dim(chunks, row, keepdims=False)
 
     def body(hop: jax.Array, partial: jax.Array) -> jax.Array:
-        return _axis.shift(partial, axis_name) + own_chunk(hop)
+        return _collectives.shift(partial, axis_name) + own_chunk(hop)
 
     return lax.fori_loop(1, workers, body, own_chunk(0))
 
@@ -42,7 +42,7 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     width = math.ceil(x.size / workers)
     chunks = jnp.pad(x, (0, workers * width - x.size)).reshape(workers, width)
     part = _reduce_scatter(chunks, axis_name) / (workers * headroom(workers))
-    return _axis.gather(part, axis_name).ravel()[: x.size]
+    return _collectives.gather(part, axis_name).ravel()[: x.size]
 
 
 @checked()
@@ -105,7 +105,7 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         del params, extra_args
         require_state(state, optax.EmptyState, "the exact mean")
         _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
-        units, _, join = _buckets.split(updates, "bucket", _buckets.BUCKET_BYTES)
+        units, _, join = _units.split(updates, "bucket", _units.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:
             units = [*map(weigh(axis_name, weight, units), units)]

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
-from jaxcomm._marked import add_of
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree, add_of
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._local import decode_local, encode_local

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis, _buckets
-from jaxcomm._base import AxisName, Codec, Coins, Context, Memory, PyTree
-from jaxcomm._message import exchange_rows, gather_contents
+from jaxcomm import _axis, _units
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._agreement import all_finite, join_small
 from jaxcomm.aggregation._coded import persistent, restored, separated, unit_context
@@ -106,12 +106,12 @@ class CodedEnd:
     bucket_bytes: int
     of_rows: bool
 
-    def _divide(self, slices: PyTree) -> _buckets.Split:
-        return _buckets.split(
+    def _divide(self, slices: PyTree) -> _units.Split:
+        return _units.split(
             slices, self.scope, self.bucket_bytes, layout=self.codec.layout, stacks=True
         )
 
-    def _units(self, tree: PyTree) -> _buckets.Split:
+    def _divided(self, tree: PyTree) -> _units.Split:
         """The units of slices, or of rows: `[leaves, workers, ...]` if they are stacks.
 
         `join` is of the slices of one worker.
@@ -136,7 +136,7 @@ class CodedEnd:
 
     def init(self, tree: PyTree) -> list[PyTree]:
         """The first `Memory.own` of each unit."""
-        arrays, units, _ = self._units(tree)
+        arrays, units, _ = self._divided(tree)
         for unit, x in zip(units, arrays, strict=True):
             axes = self.of_rows + (unit.form == "stacked")
             one = x.reshape(-1, *x.shape[axes:])[0] if x.size else jnp.zeros(x.shape[axes:])
@@ -152,7 +152,7 @@ class CodedEnd:
         In memory of rows, the axis of a stack precedes that of workers; in memory of owners, it
         follows.
         """
-        return self._units(rows).arrays if self.of_rows else jax.vmap(self._arrays)(rows)
+        return self._divided(rows).arrays if self.of_rows else jax.vmap(self._arrays)(rows)
 
     def _arrays(self, slices: PyTree) -> list[jax.Array]:
         return self._divide(slices).arrays
@@ -166,9 +166,9 @@ class CodedEnd:
 
     def coins(self, tree: PyTree) -> int:
         """The number of coins that the units of a tree take."""
-        return 1 + max((max(unit.coins) for unit in self._units(tree).units), default=-1)
+        return 1 + max((max(unit.coins) for unit in self._divided(tree).units), default=-1)
 
-    def _contexts(self, split: _buckets.Split, coins: Coins, memory: list[PyTree]) -> list[Context]:
+    def _contexts(self, split: _units.Split, coins: Coins, memory: list[PyTree]) -> list[Context]:
         """The contexts of the units, with the memory of the last step."""
         arrays, units, _ = split
         if len(memory) != len(units):
@@ -192,7 +192,7 @@ class CodedEnd:
     ) -> Pushed:
         """Sends each owner its rows, encoded; the owner averages in float32."""
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
-        split = self._units(rows)
+        split = self._divided(rows)
         weighed = (lambda x: x) if weight is None else weigh(axis_name, weight, split.arrays)
         arrays = [*map(weighed, split.arrays)]
         contexts = self._contexts(split, coins, memory)
@@ -227,7 +227,7 @@ class CodedEnd:
         finite: jax.Array,
     ) -> Pulled:
         """Sends this worker's slices to all workers, encoded."""
-        split = self._units(slices)
+        split = self._divided(slices)
         contexts = self._contexts(split, coins, memory)
         encode = partial(encode_local, self.codec)
         filled = [number for number, x in enumerate(split.arrays) if x.size]

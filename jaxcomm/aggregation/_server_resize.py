@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
-from jaxcomm._resizing import is_of_last_step, mean_over_workers
+from jaxcomm._contract import PyTree
+from jaxcomm._resize import is_of_last_step, mean_over_workers
 from jaxcomm.aggregation._rows import from_slices, to_slices
 from jaxcomm.aggregation._server_ends import CodedEnd
 

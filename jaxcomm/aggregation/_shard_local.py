@@ -9,18 +9,12 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcomm import _axis
-from jaxcomm._base import PyTree
+from jaxcomm import _axis, _mesh
+from jaxcomm._axis import automatic_axes
+from jaxcomm._contract import MixingUpdate, PyTree
+from jaxcomm._mesh import all_restricted, axes_in, is_spec, require_specs
 from jaxcomm._require import checked, require_state
-from jaxcomm._sharded import (
-    MixingUpdate,
-    all_restricted,
-    automatic_axes,
-    axes_in,
-    is_spec,
-    require_specs,
-)
-from jaxcomm._state import state_specs
+from jaxcomm._workers import state_specs
 from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of
 
@@ -175,7 +169,7 @@ def shard_local(
         if not axes:
             return fn
         over = lambda specs: all_restricted(specs, axes)  # noqa: E731
-        return _axis.over_shards(fn, axes, over(in_specs), over(out_specs), workers)
+        return _mesh.over_shards(fn, axes, over(in_specs), over(out_specs), workers)
 
     def init_fn(params: PyTree) -> ShardLocalState:
         each = _spec_of_each(params, specs)

@@ -6,8 +6,7 @@ import jax
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import PerWorker, PyTree
-from jaxcomm._sharded import MixingUpdate
+from jaxcomm._contract import MixingUpdate, PerWorker, PyTree
 
 
 def _is_marked(node: object) -> bool:

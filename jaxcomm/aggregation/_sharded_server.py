@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, Codec, Coins, PerWorker, PyTree
-from jaxcomm._buckets import explicit_spec, require_floating, resharded
+from jaxcomm._axis import require_shards
+from jaxcomm._contract import AxisName, Codec, Coins, PerWorker, PyTree
 from jaxcomm._require import (
     checked,
     own_weight,
@@ -20,9 +20,8 @@ from jaxcomm._require import (
     require_state,
     weight_dtype,
 )
-from jaxcomm._resizing import resized_by
-from jaxcomm._sharded import require_shards
-from jaxcomm._units import Scope
+from jaxcomm._resize import resized_by
+from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._options import AggregatorOptions, choose

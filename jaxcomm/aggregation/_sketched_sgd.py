@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, Context, Diagnostics, Memory
+from jaxcomm._contract import AxisName, Context, Diagnostics, Memory
 from jaxcomm._require import checked
 from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
 from jaxcomm.aggregation._coded import coded_mean

@@ -8,10 +8,10 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._deferred import backward_of
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import backward_of
 from jaxcomm._require import checked, own_weight, require_state
-from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation._agreement import all_finite
 
 

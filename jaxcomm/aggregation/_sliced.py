@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm import _axis, _collectives
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
 from jaxcomm.aggregation._shard_state import marked, unmarked
@@ -88,7 +88,7 @@ def sliced(
         return jax.tree.map(lambda x: to_block_rows(x, count)[me], tree)
 
     def joined(own: jax.Array, like: jax.Array) -> jax.Array:
-        return from_block_rows(_axis.gather(own, axis_name), like.shape)
+        return from_block_rows(_collectives.gather(own, axis_name), like.shape)
 
     def init_fn(params: PyTree) -> SlicedState:
         if not _axis.is_bound(axis_name) and is_stateless(tx, params):

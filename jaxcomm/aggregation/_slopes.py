@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._buckets import require_floating
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm._units import require_floating
 from jaxcomm.aggregation._directions import Directions, Distribution, require_distribution
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.aggregation._weights import weigh

@@ -8,9 +8,9 @@ import jax
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import require_transformation
-from jaxcomm._resizing import noting
+from jaxcomm._resize import noting
 
 
 @dataclasses.dataclass(frozen=True)

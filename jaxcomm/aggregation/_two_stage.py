@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import (
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import (
     AxisName,
     Codec,
     Coins,
@@ -18,9 +19,8 @@ from jaxcomm._base import (
     PyTree,
     mean_is_update,
 )
-from jaxcomm._message import exchange_rows, gather_contents
 from jaxcomm._require import checked
-from jaxcomm._resizing import is_of_last_step, mean_over_workers
+from jaxcomm._resize import is_of_last_step, mean_over_workers
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._coded import ResizeUnit, coded_mean

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._collectives import collective_switch
+from jaxcomm._contract import PyTree
+from jaxcomm._noise import following
 from jaxcomm._require import checked, require_state
-from jaxcomm._steps import following
-from jaxcomm._switch import collective_switch
 from jaxcomm.aggregation._stages import (
     averages_over,
     common_axes,

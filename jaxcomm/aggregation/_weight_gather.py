@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, Codec, Coins, PyTree
-from jaxcomm._buckets import require_floating
-from jaxcomm._message import gather_contents
+from jaxcomm._collectives import gather_contents
+from jaxcomm._contract import AxisName, Codec, Coins, PyTree
+from jaxcomm._mesh import axes_in, is_spec
 from jaxcomm._require import checked, require_axis_name, require_codec
-from jaxcomm._sharded import axes_in, is_spec
-from jaxcomm._units import Scope
+from jaxcomm._units import Scope, require_floating
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import own_weight, weight_dtype
 
 

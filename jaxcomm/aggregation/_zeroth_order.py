@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._buckets import require_floating
-from jaxcomm._deferred import Backward, Taker, backward_of
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import Backward, Taker, backward_of
 from jaxcomm._require import checked, require_state
+from jaxcomm._units import require_floating
 from jaxcomm.aggregation._directions import Directions, Distribution, require_distribution
 from jaxcomm.aggregation._slopes import (
     differences,

@@ -11,7 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm.checkpoint import _resized
 from jaxcomm.checkpoint._checksum import checksums
 from jaxcomm.checkpoint._errors import CheckpointError, explained

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 Leaf: TypeAlias = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._per_worker import consensus, replicate
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._resize import place, resize_workers
+from jaxcomm._workers import consensus, replicate
 from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
 
 _BY_WORKER = Clock, Deal, StaleParams

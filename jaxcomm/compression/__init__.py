@@ -2,7 +2,7 @@
 
 import inspect
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm._require import answer_uncalled
 from jaxcomm.compression import (
     codes,

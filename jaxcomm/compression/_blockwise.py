@@ -8,8 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
-from jaxcomm._entries import Entries, SparseDecode, entries_of
+from jaxcomm._contract import (
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Entries,
+    Memory,
+    PyTree,
+    SparseDecode,
+    entries_of,
+)
 from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
 from jaxcomm.compression._integers import IntegerEncode, Integers, integers_of

@@ -9,8 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Coins, Context, Diagnostics, Memory, PyTree
-from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Entries,
+    Memory,
+    PyTree,
+    SparseDecode,
+)
 from jaxcomm._require import require_codec
 from jaxcomm.compression._chain_claims import claims_of_chain, for_one_worker
 from jaxcomm.compression._overflow import remembers

@@ -1,6 +1,6 @@
 """Bounds on the error of a selection of coordinates before another codec."""
 
-from jaxcomm._base import Claims, Codec
+from jaxcomm._contract import Claims, Codec
 from jaxcomm.compression.sparsifiers._selecting import Selecting
 
 

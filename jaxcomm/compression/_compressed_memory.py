@@ -7,10 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
-from jaxcomm._marked import Marked, exposes_nonfinite
+from jaxcomm._contract import (
+    Codec,
+    Coins,
+    Context,
+    Diagnostics,
+    Marked,
+    Memory,
+    PyTree,
+    exposes_nonfinite,
+)
 from jaxcomm._require import require_codec
-from jaxcomm._resizing import Coding, encoded_by
+from jaxcomm._resize import Coding, encoded_by
 from jaxcomm.compression._overflow import remembers
 
 

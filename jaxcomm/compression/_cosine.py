@@ -8,9 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
-from jaxcomm._entries import Entries, SparseDecode, entries_of
-from jaxcomm._marked import MappedDecode
+from jaxcomm._contract import (
+    Codec,
+    Context,
+    Diagnostics,
+    Entries,
+    MappedDecode,
+    Memory,
+    PyTree,
+    SparseDecode,
+    entries_of,
+)
 from jaxcomm._require import require_codec
 from jaxcomm.compression._blockwise import blockwise
 from jaxcomm.compression._overflow import remembers

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Diagnostics
+from jaxcomm._contract import Diagnostics
 from jaxcomm.compression._means import over_peak
 
 

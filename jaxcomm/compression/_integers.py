@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxcomm._base import Codec, Context, PyTree
-from jaxcomm._marked import Marked, mark_of
+from jaxcomm._contract import Codec, Context, Marked, PyTree, mark_of
 
 MOST_LIKELY = 2**13
 """The largest number of levels of which a codec states the likely probabilities."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Memory, PyTree
 
 Policy: TypeAlias = Literal["nan", "drop"]
 

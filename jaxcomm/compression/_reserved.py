@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxcomm._base import Claims, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._scaled import contraction_of

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Codec, Coins, Context, Diagnostics, Memory, PyTree
+from jaxcomm._contract import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._sizes import require_countable

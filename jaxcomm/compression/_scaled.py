@@ -4,8 +4,15 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
-from jaxcomm._marked import ResidualDecode, with_residual_of
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Context,
+    Memory,
+    PyTree,
+    ResidualDecode,
+    with_residual_of,
+)
 from jaxcomm._require import require_codec
 
 

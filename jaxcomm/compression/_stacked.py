@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm.compression._diagnosed import diagnose_each
 
 

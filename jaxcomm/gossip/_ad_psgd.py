@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.gossip._extras import is_graph
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric

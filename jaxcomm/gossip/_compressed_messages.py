@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import Codec, Context, PyTree
-from jaxcomm._message import Message, to_message
+from jaxcomm._collectives import Message, to_message
+from jaxcomm._contract import Codec, Context, PyTree
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.gossip._neighbors import MixingStep
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm._unbound import names_itself
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._choco_sgd import require_step_size
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec

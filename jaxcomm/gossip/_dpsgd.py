@@ -5,8 +5,8 @@ from typing import Any, Literal, get_args
 import jax
 import optax
 
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _buckets, _noise
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm import _axis, _noise, _units
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, MixingUpdate, PerWorker, PyTree
+from jaxcomm._noise import following
 from jaxcomm._require import own_weight, presence, require_axis_name
-from jaxcomm._resizing import resized_by, total_on_the_first
-from jaxcomm._sharded import MixingUpdate
-from jaxcomm._steps import following
-from jaxcomm._switch import collective_cond
+from jaxcomm._resize import resized_by, total_on_the_first
 from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
 
@@ -137,7 +136,7 @@ def gossiped(
     def units_of(
         tree: PyTree, dtype: Any
     ) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-        arrays, _, join = _buckets.split(tree, "bucket", _buckets.BUCKET_BYTES, dtype)
+        arrays, _, join = _units.split(tree, "bucket", _units.BUCKET_BYTES, dtype)
         return arrays, join
 
     def mixing_step_of(

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias, cast
 import jax
 import numpy as np
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.gossip._rounds import to_rounds
 
 Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._base import AxisName, Coins, PyTree
-from jaxcomm._message import Message
-from jaxcomm._switch import collective_cond, collective_switch
+from jaxcomm import _axis, _collectives
+from jaxcomm._collectives import Message, collective_cond, collective_switch
+from jaxcomm._contract import AxisName, Coins, PyTree
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing
@@ -100,7 +99,7 @@ class MixingStep(NamedTuple):
         """The message of this round's neighbor, or its contents, and the weight of the message."""
         me = _axis.index(self.axis_name)
         weight = jnp.where(self.both_present(link), jnp.asarray(link.weights, self.wide)[me], 0)
-        permute = lambda x: _axis.permute(x, self.axis_name, link.pairs)  # noqa: E731
+        permute = lambda x: _collectives.permute(x, self.axis_name, link.pairs)  # noqa: E731
         if isinstance(message, Message):
             return message.moved(permute), weight
         return jax.tree.map(permute, message), weight

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._mixing_plan import Mixing

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
-from jaxcomm._sharded import MixingUpdate
-from jaxcomm._steps import following
+from jaxcomm._contract import MixingUpdate, PyTree
+from jaxcomm._noise import following
 
 
 class ExactAverageState(NamedTuple):

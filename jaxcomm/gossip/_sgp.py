@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep

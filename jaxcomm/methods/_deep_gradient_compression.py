@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._buckets import require_floating
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import checked
+from jaxcomm._units import require_floating
 from jaxcomm.aggregation import all_gather_mean, warmup
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._stages import averages_over

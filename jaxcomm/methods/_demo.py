@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, Codec, Context, Memory, PyTree
+from jaxcomm._contract import AxisName, Codec, Context, Memory, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options

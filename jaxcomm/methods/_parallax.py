@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxcomm._base import AxisName, Codec, PyTree
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._require import checked
 from jaxcomm.aggregation import mean, two_stage_mean
 from jaxcomm.compression._support import Granularity

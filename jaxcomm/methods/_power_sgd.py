@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 import optax
 
-from jaxcomm._base import AxisName, Codec
+from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_reduce_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options

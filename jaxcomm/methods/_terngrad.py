@@ -4,7 +4,7 @@ from typing import Literal, Unpack
 
 import optax
 
-from jaxcomm._base import AxisName
+from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean, all_reduce_mean
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
+from jaxcomm._contract import AxisName, PyTree
 
 Operation: TypeAlias = Literal["sum", "max", "min"]
 

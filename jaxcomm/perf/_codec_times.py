@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxcomm._sharded import is_spec
-from jaxcomm._state import init, state_specs
+from jaxcomm._mesh import is_spec
+from jaxcomm._workers import init, state_specs
 
 SIDE, LEAVES = 1024, 4
 """The update that is timed: square matrices, since low-rank methods factor matrices."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxcomm._base import Claims
+from jaxcomm._contract import Claims
 
 
 class ErrorModel(NamedTuple):

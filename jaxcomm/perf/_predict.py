@@ -8,7 +8,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm import wire
-from jaxcomm._base import AxisName, Claims, Codec, PyTree
+from jaxcomm._contract import AxisName, Claims, Codec, PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.perf._calibration import Calibration
 from jaxcomm.perf._codec_time import roofline_seconds

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import optax
 
 from jaxcomm import aggregation, methods
-from jaxcomm._base import Claims, Codec
+from jaxcomm._contract import Claims, Codec
 from jaxcomm.compression import blockwise, low_rank
 from jaxcomm.compression.quantizers import dither, scaled_signs
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS

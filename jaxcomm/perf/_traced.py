@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import wire
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import local_value_and_grad
 from jaxcomm._require import require_arrays, require_transformation
-from jaxcomm._state import init
+from jaxcomm._workers import init
 from jaxcomm.training import simulate
 
 

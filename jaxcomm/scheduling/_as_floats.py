@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

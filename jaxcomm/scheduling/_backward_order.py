@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm._base import LossFn, PyTree
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import LossFn
 from jaxcomm.scheduling._times import LayerTimes, require_number
 from jaxcomm.wire._program import inlined, is_literal, jaxprs
 

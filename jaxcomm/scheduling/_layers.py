@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.scheduling._as_floats import as_floats
 
 Aggregate = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]

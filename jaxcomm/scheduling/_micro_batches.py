@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
-from jaxcomm._deferred import Backward
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import Backward
 from jaxcomm.aggregation import mean
 from jaxcomm.metrics._reduced import added, divided
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.scheduling._layers import Layers
 
 

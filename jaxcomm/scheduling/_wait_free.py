@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
-from jaxcomm._buckets import BUCKET_BYTES
-from jaxcomm._deferred import Taker, backward_of
-from jaxcomm._ordered import after
+from jaxcomm._collectives import after
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import Taker, backward_of
 from jaxcomm._require import require_state
+from jaxcomm._units import BUCKET_BYTES
 from jaxcomm.aggregation._agreement import all_finite
 from jaxcomm.aggregation._stages import common_axes, needs_whole
 from jaxcomm.aggregation._warmup import require_steps

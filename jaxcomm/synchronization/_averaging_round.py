@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
     select_if_finite,

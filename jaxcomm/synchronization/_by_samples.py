@@ -9,8 +9,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
 
 
 class FinishedState(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._require import require_int
 
 _NEXT_DEAL = 0x0DEA1  # Folded into the key, so that later orders are others.

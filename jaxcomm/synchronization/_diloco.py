@@ -2,10 +2,10 @@
 
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._per_worker import per_worker
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm._require import require_transformation
-from jaxcomm._unbound import names_itself
+from jaxcomm._workers import per_worker
 from jaxcomm.synchronization._exchange import Period, average_every
 
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
-from jaxcomm._steps import following
-from jaxcomm._switch import collective_cond
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._stages import AveragingUpdate
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of

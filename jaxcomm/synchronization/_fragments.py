@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import optax
 
-from jaxcomm._base import PerWorker, PyTree
+from jaxcomm._contract import PerWorker, PyTree
 from jaxcomm.synchronization._averaging_round import Rounds
 
 Fragment: TypeAlias = PyTree

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
-from jaxcomm._steps import following
+from jaxcomm._contract import PyTree
+from jaxcomm._noise import following
 from jaxcomm.synchronization._require import require_int
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.synchronization._exchange import Period, average_every, period_of
 from jaxcomm.synchronization._require import require_int
 

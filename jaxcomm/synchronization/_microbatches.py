@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
-from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
+from jaxcomm._mesh import zeros_as
 from jaxcomm._require import same_model_state
-from jaxcomm._sharded import zeros_as
-from jaxcomm._unbound import names_itself
 from jaxcomm.metrics._reduced import added, apart, none_yet, together
 from jaxcomm.synchronization._wide import wide
 from jaxcomm.synchronization._windows import require_stale_params

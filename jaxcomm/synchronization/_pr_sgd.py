@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._per_worker import per_worker
+from jaxcomm._axis import names_itself
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._noise import following
 from jaxcomm._require import require_transformation
-from jaxcomm._steps import following
-from jaxcomm._switch import collective_cond
-from jaxcomm._unbound import names_itself
+from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
 from jaxcomm.synchronization._exchange import Period, is_due, period_of

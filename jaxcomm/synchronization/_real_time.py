@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
 from jaxcomm.synchronization._microbatches import GradientSums

@@ -2,8 +2,8 @@
 
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.synchronization._exchange import Period, average_every
 
 

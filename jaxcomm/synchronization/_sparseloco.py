@@ -2,8 +2,8 @@
 
 import optax
 
-from jaxcomm._base import AxisName
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import coarse_top_k

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
-from jaxcomm._per_worker import per_worker
+from jaxcomm._axis import names_itself
+from jaxcomm._collectives import collective_switch
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._noise import following
 from jaxcomm._require import require_axis_name, require_transformation
-from jaxcomm._steps import following
-from jaxcomm._switch import collective_switch
-from jaxcomm._unbound import names_itself
+from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
 from jaxcomm.synchronization._exchange import period_of, require_aggregator

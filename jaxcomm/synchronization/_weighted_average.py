@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import own_weight, presence, weight_dtype
 from jaxcomm.synchronization._wide import narrow, wide

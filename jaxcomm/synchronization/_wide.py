@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 
 def wide(tree: PyTree) -> PyTree:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._require import require_int
 
 

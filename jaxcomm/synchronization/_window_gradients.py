@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn, parts_of_value
 from jaxcomm.metrics._reduced import divided, require_stated
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
 from jaxcomm.synchronization._wide import narrow

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._triggers import Trigger
 
 InFlight = Literal["abort", "finish_late"]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.testing._law import require_law
 from jaxcomm.testing._moments import require_unbiased

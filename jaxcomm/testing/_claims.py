@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcomm._base import Claims, Codec
+from jaxcomm._contract import Claims, Codec
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_law
 from jaxcomm.testing._moments import require_moment, require_unbiased

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxcomm._base import Claims, Codec
+from jaxcomm._contract import Claims, Codec
 from jaxcomm._require import require_codec
 from jaxcomm.testing._claims import require_claims
 from jaxcomm.testing._form import require_form

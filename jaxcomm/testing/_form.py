@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
 from jaxcomm.testing._law import require_law, require_types
 
 PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 
 def require_law(holds: Any, law: str, message: str) -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Layout, PyTree
+from jaxcomm._contract import Codec, Context, Layout, PyTree
 from jaxcomm.testing._law import require_equal, require_law
 
 LAYOUT = "layout"

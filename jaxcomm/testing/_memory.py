@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Memory, PyTree
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
 from jaxcomm.testing._single_worker import Sent, keys, send

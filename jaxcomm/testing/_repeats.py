@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
-from jaxcomm._entries import entries_of
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree, entries_of
 from jaxcomm.testing._form import RECEIVERS
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import Codec, Coins, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
 
 _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
     "sum": functools.partial(jnp.sum, axis=0),

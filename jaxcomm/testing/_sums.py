@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import Codec, Context, PyTree
+from jaxcomm._contract import Codec, Context, PyTree
 from jaxcomm.testing._inputs import with_extremes
 from jaxcomm.testing._law import require_equal
 from jaxcomm.testing._single_worker import sent

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.testing._inputs import inputs
 
 # Leaves of different kinds: a matrix, a vector in fewer bits, a scalar.

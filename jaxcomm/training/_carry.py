@@ -1,26 +1,29 @@
 """What a step takes and returns changed: parameters, model state and optimizer state."""
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import (
-    bytes_of_shard,
+    axes_in,
+    explicit_sharding,
     kept_specs,
     place,
+    raise_sharded,
     require_kept,
     require_marked,
-    require_whole_types,
     require_workers,
 )
 from jaxcomm._require import require_arrays
-from jaxcomm._state import state_specs
+from jaxcomm._workers import state_specs
 
 Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
@@ -183,3 +186,117 @@ def public_step(
         return *new, metrics
 
     return step_with_model_state if has_model_state else step
+
+
+def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of shards that also split the batch; raises unless they are distinct ones."""
+    axes = _axis.names(batch_axes)
+    if len(set(axes)) < len(axes) or not set(axes) <= set(shard_axes):
+        raise ValueError(
+            f"`batch_axes` must name distinct axes of `shard_axes`={shard_axes!r}, got "
+            f"{batch_axes!r}. Over all other axes of the mesh the batch is split in any case."
+        )
+    return axes
+
+
+def require_whole_types(
+    tree: PyTree, specs: PyTree, what: str, shard_axes: tuple[str, ...] = ()
+) -> None:
+    """Raises if the type of a leaf says that it is sharded over other axes than `shard_axes`."""
+
+    def check(path: tuple[Any, ...], x: Any, spec: PartitionSpec) -> None:
+        sharding = explicit_sharding(x)
+        if sharding is None or spec != PartitionSpec():
+            return
+        if not set(axes_in(sharding.spec)) <= set(shard_axes):
+            raise_sharded(f"{what}{jax.tree_util.keystr(path)}", sharding.spec)
+
+    jax.tree_util.tree_map_with_path(check, tree, specs)
+
+
+def _buffers(x: jax.Array) -> list[int]:
+    """What identifies the buffers of an array on the devices of this process."""
+    if x.is_fully_replicated and not x.is_fully_addressable:
+        shards = [x.addressable_data(0)]  # `addressable_shards` fails after `jax.device_put`.
+    else:
+        shards = [shard.data for shard in x.addressable_shards]
+    try:
+        return [shard.unsafe_buffer_pointer() for shard in shards]
+    except jax.errors.JaxRuntimeError:
+        return [id(x)]  # A backend need not have pointers.
+
+
+def bytes_of_shard(x: jax.Array) -> int:
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def unshared(donated: PyTree, *others: PyTree, distinct: bool = False) -> PyTree:
+    """`donated`, with copies of leaves that share a buffer with each other or with `others`.
+
+    XLA refuses to donate such a buffer, on some devices only; the rest would wait for them forever,
+    and so would the next program.
+
+    Args:
+      donated: What a program takes and overwrites.
+      others: All else that it takes.
+      distinct: Whether `donated` is the result of a program, so that its leaves share nothing with
+        each other. Few buffers are then compared: those of the sizes of `others`.
+    """
+    kept = [x for x in jax.tree.leaves(others) if isinstance(x, jax.Array)]
+    seen = {buffer for x in kept for buffer in _buffers(x)}
+    sizes = {bytes_of_shard(x) for x in kept}
+
+    def copy_shared(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or (distinct and bytes_of_shard(x) not in sizes):
+            return x
+        buffers = _buffers(x)
+        if seen.isdisjoint(buffers):
+            seen.update(buffers)
+            return x
+        if x.committed and x.is_fully_addressable:  # `copy` would write the spec in another way.
+            return jax.device_put(x, x.sharding, may_alias=False)
+        return x.copy()
+
+    return jax.tree.map(copy_shared, donated)
+
+
+def fits(x: Any, sharding: NamedSharding) -> bool:
+    """Whether a program whose argument has this sharding takes `x` as it is."""
+    return not isinstance(x, jax.Array) or not x.committed or x.sharding == sharding
+
+
+def constrained(tree: PyTree, mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> PyTree:
+    """The tree, whose leaves XLA shards as `specs` say, in order; without specs, as it chooses."""
+    if not specs or mesh.axis_types != (AxisType.Auto,) * mesh.devices.ndim:
+        return tree  # Types say how leaves are sharded over Explicit axes.
+    leaves, structure = jax.tree.flatten(tree)
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    return jax.tree.unflatten(structure, [*map(lax.with_sharding_constraint, leaves, shardings)])
+
+
+def sharded_as(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> PyTree:
+    """The tree, whose leaves are sharded by one spec, over axes of any type."""
+    sharding = NamedSharding(mesh, spec)
+    explicit = AxisType.Explicit in mesh.axis_types
+    over = jax.sharding.reshard if explicit else lax.with_sharding_constraint
+    return jax.tree.map(lambda x: over(x, sharding), tree)
+
+
+def typed_as(tree: PyTree, like: PyTree) -> PyTree:
+    """`tree` with the shardings in the types of `like`, so that a loop can carry it.
+
+    Only Explicit axes appear in types. A leaf that `like` lacks, or has with another number of
+    dimensions, does not change.
+    """
+    types = {
+        jax.tree_util.keystr(path): (explicit_sharding(x), jax.numpy.ndim(x))
+        for path, x in jax.tree_util.tree_leaves_with_path(like)
+    }
+
+    def typed(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+        sharding, ndim = types.get(jax.tree_util.keystr(path), (None, 0))
+        if sharding is None or ndim != x.ndim:
+            return x
+        return jax.sharding.reshard(x, sharding)
+
+    return jax.tree_util.tree_map_with_path(typed, tree)

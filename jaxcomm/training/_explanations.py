@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 # Wrappers of optax that run a transformation in a conditional, and what to use instead.
 _WRAPPERS = {

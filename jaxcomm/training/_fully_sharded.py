@@ -9,9 +9,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import require_axes, shard_map, typed_as
-from jaxcomm._sharded import is_spec
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm._mesh import is_spec, require_axes, shard_map
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import (
     Codecs,
@@ -20,6 +20,7 @@ from jaxcomm.aggregation._weight_gather import (
     weight_gather,
 )
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
+from jaxcomm.training._carry import typed_as
 from jaxcomm.training._mistakes import require_aux, require_divisible, require_means, require_parts
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
-from jaxcomm._local_gradients import local_value_and_grad
-from jaxcomm._unbound import names_itself
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
 from jaxcomm.training._mistakes import require_parts
 
 _MOST_SCALE = 2.0**24

@@ -7,31 +7,33 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import (
-    constrained,
-    fits,
+    is_spec,
     is_traced,
     kept_specs,
     place,
     require_axes,
-    require_batch_axes,
     require_shard_axes,
-    sharded_as,
-    typed_as,
-    unshared,
+    tracing,
 )
-from jaxcomm._sharded import is_spec, tracing
 from jaxcomm.training._carry import (
     Carry,
     Given,
     Latest,
     Step,
+    constrained,
+    fits,
     place_carry,
     public_step,
+    require_batch_axes,
     require_carry,
     require_carry_kept,
     require_whole_carry,
+    sharded_as,
+    typed_as,
+    unshared,
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (

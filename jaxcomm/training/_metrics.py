@@ -8,8 +8,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PyTree
-from jaxcomm._switch import collective_cond
+from jaxcomm._collectives import collective_cond
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm.aggregation._weights import weigh
 from jaxcomm.metrics._reduced import apart, over_axes, together, values_of
 

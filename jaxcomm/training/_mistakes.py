@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxcomm._base import PyTree
-from jaxcomm._clips import require_clips_of_the_mean
-from jaxcomm._require import described, require_transformation
-from jaxcomm._sharded import axes_in, is_spec
+from jaxcomm._contract import PyTree
+from jaxcomm._mesh import axes_in, is_spec
+from jaxcomm._require import described, require_clips_of_the_mean, require_transformation
 from jaxcomm.metrics._reduced import is_reduced
 from jaxcomm.wire._program import live
 

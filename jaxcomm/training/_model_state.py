@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._require import same_model_state
-from jaxcomm._state import own_params
+from jaxcomm._workers import own_params
 from jaxcomm.aggregation import mean
 
 

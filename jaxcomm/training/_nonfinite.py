@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree, parts_of_value
-from jaxcomm._local_gradients import local_value_and_grad
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
 from jaxcomm._require import own_weight
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._simulate import simulate

@@ -10,11 +10,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree
-from jaxcomm._mesh import is_traced, place, require_axes, shard_map, typed_as, unshared
-from jaxcomm._ordered import after
+from jaxcomm._collectives import after
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm._mesh import is_traced, place, require_axes, shard_map
 from jaxcomm._require import presence
-from jaxcomm._state import own_params, state_specs
+from jaxcomm._workers import own_params, state_specs
 from jaxcomm.synchronization._averaging_round import Rounds
 from jaxcomm.synchronization._fragments import (
     Counted,
@@ -25,7 +26,7 @@ from jaxcomm.synchronization._fragments import (
 from jaxcomm.synchronization._streaming_diloco import StreamingState
 from jaxcomm.synchronization._weighted_average import displacement, takes_part
 from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.training._carry import Step
+from jaxcomm.training._carry import Step, typed_as, unshared
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._metrics import Metrics
 from jaxcomm.training._second_mesh import moved, require_beside

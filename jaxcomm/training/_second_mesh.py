@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomm._base import PyTree
-from jaxcomm._state import state_specs
+from jaxcomm._contract import PyTree
+from jaxcomm._workers import state_specs
 
 
 def second_mesh(mesh: Mesh) -> Mesh:

@@ -8,9 +8,10 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PyTree
-from jaxcomm._mesh import is_traced, strong, unshared
-from jaxcomm._state import over_workers, worker_axes
+from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm._mesh import is_traced, strong
+from jaxcomm._workers import over_workers, worker_axes
 from jaxcomm.training._carry import (
     Carry,
     Given,
@@ -18,6 +19,7 @@ from jaxcomm.training._carry import (
     public_step,
     require_carry,
     require_carry_kept,
+    unshared,
 )
 from jaxcomm.training._metrics import Metrics, check_metrics
 from jaxcomm.training._mistakes import (

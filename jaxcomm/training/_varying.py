@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxcomm._base import PyTree
-from jaxcomm._local_gradients import LOCAL
-from jaxcomm._sharded import axes_in, is_spec
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import LOCAL
+from jaxcomm._mesh import axes_in, is_spec
 from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs
 
 EQUAL, REDUCED, DIFFERENT = range(3)

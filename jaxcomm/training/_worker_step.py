@@ -18,12 +18,19 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._base import AxisName, LossFn, PerWorker, PyTree, parts_of_value
-from jaxcomm._deferred import Backward, Taker, running
-from jaxcomm._local_gradients import local_value_and_grad, rebuilt_value_and_grad
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import (
+    Backward,
+    LossFn,
+    Taker,
+    local_value_and_grad,
+    parts_of_value,
+    rebuilt_value_and_grad,
+    running,
+)
 from jaxcomm._mesh import shard_map
 from jaxcomm._require import explained
-from jaxcomm._state import own_params, state_specs
+from jaxcomm._workers import own_params, state_specs
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together

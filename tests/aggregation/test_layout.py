@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from jaxcomm import Codec, _buckets, _noise, _units
-from jaxcomm._base import Coins
+from jaxcomm import Codec, _noise, _units
+from jaxcomm._contract import Coins
 from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, hierarchical, two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import diana, error_feedback, momentum
@@ -27,6 +27,7 @@ from jaxcomm.compression.quantizers import (
     signs,
 )
 from jaxcomm.compression.sparsifiers import nonzero_union, top_k
+from pallas_kernels import _hash
 
 WORKERS = 4
 
@@ -179,16 +180,16 @@ def test_leaves_of_one_shape_are_stacked() -> None:
     leaves = [
         jnp.full(shape, float(i)) for i, shape in enumerate([(2,), (3,), (2,), (0,), (0,), (99,)])
     ]
-    split = _buckets.split(leaves, "leaf", 4, stacks=True)
+    split = _units.split(leaves, "leaf", 4, stacks=True)
     assert [unit.leaves for unit in split.units] == [(0, 2), (1,), (3,), (4,), (5,)]
     assert [x.shape for x in split.arrays] == [(2, 2), (3,), (0,), (0,), (99,)]
     chex.assert_trees_all_equal(split.join(split.arrays), leaves)
 
 
 def test_units_and_what_they_share() -> None:
-    split = _buckets.split({name: x[0] for name, x in updates().items()}, "bucket", 4 * 80)
+    split = _units.split({name: x[0] for name, x in updates().items()}, "bucket", 4 * 80)
     assert [x.shape for x in split.arrays] == [(76,), (72,)]
-    shared = _buckets.split(
+    shared = _units.split(
         {name: x[0] for name, x in updates().items()}, "bucket", 4 * 80, layout="shared_statistics"
     )
     assert [x.shape for x in shared.arrays] == [(12,), (16, 4), (9, 8)]
@@ -200,7 +201,7 @@ def test_units_and_what_they_share() -> None:
 
 
 def test_blocks_share_nothing() -> None:
-    split = _buckets.split(
+    split = _units.split(
         {name: x[0] for name, x in updates().items()}, "tree", 2**20, layout="independent"
     )
     assert [unit.group for unit in split.units] == [0, 1, 2]
@@ -254,6 +255,6 @@ def test_coins_go_on_where_a_part_begins(start: int) -> None:
     moved = _noise.beyond(Coins(key, key), start)
     first, second = _noise.seeds(key)
     position = jnp.arange(9, dtype=jnp.uint32) + jnp.uint32(start % 2**32)
-    expected = _noise._hash.bits(position, first, second)
+    expected = _hash.bits(position, first, second)
     for coin in moved:
         chex.assert_trees_all_equal(_noise.bits(coin, (9,)), expected)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from jaxcomm import _buckets
+from jaxcomm import _units
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither, natural, scaled_signs, signs
 from tests.laws.test_wire import compiled, compiled_collectives
@@ -163,7 +163,7 @@ def test_empty_trees_and_empty_leaves() -> None:
 
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buckets, "BUCKET_BYTES", 4 * 40)
+    monkeypatch.setattr(_units, "BUCKET_BYTES", 4 * 40)
     given, tx = ballots(3), jaxcomm.majority_vote()
     assert_elected(flat(aggregate(tx, given)), flat(given))
     arguments = given, initial(tx, given, "checked"), jnp.ones(3)

@@ -120,7 +120,7 @@ def test_infinity_and_nan_stay_what_they_are(mode: Mode) -> None:
 
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxcomm._buckets.BUCKET_BYTES", 4 * 12)
+    monkeypatch.setattr("jaxcomm._units.BUCKET_BYTES", 4 * 12)
     given, tx = updates(3), jaxcomm.ring_mean()
     plain = flat(aggregate(jaxcomm.mean(), given))
     np.testing.assert_allclose(flat(aggregate(tx, given)), plain, rtol=0, atol=2.0**-8)

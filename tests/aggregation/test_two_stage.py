@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import jaxcomm
-from jaxcomm import _message
-from jaxcomm._message import from_message, to_message
+from jaxcomm import _collectives
+from jaxcomm._collectives import from_message, to_message
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero
@@ -49,7 +49,7 @@ def test_messages_in_tiles_come_back(dtype: type, monkeypatch: pytest.MonkeyPatc
     tree = [(jnp.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype) for shape in shapes]
     tree.append(jnp.float32(-0.1))
     by_rows = to_message(tree)
-    monkeypatch.setattr(_message, "target", lambda: Device("tpu", "TPU v5 lite"))
+    monkeypatch.setattr(_collectives, "target", lambda: Device("tpu", "TPU v5 lite"))
     by_tiles = to_message(tree)
     assert by_tiles.shape == by_rows.shape and by_tiles.shape[1] == 128
     first = lax.bitcast_convert_type(tree[1][0, :8, :128], by_tiles.dtype)

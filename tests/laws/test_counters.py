@@ -11,7 +11,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm._steps import following, turn
+from jaxcomm._noise import following, turn
 from jaxcomm.synchronization import local_sgd, post_local, proximal_point
 from tests.cases import CASES, Case, rows
 from tests.cases._gossip import GossipCase, gossip_rows

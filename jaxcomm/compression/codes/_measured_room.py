@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import Codec, Context
+from jaxcomm._contract import Codec, Context
 from jaxcomm._require import require_codec, require_untraced
 from jaxcomm.compression.codes._variable_length import VariableLengthEncode
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression.codes._bit_fields import BitFields, bits_of_rows, low_bits, window
 

@@ -9,9 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
-from jaxcomm._entries import Entries, SparseDecode, entries_of
-from jaxcomm._marked import Marked
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Context,
+    Diagnostics,
+    Entries,
+    Marked,
+    Memory,
+    PyTree,
+    SparseDecode,
+    entries_of,
+)
 from jaxcomm._require import require_codec
 from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Integers, integers_of

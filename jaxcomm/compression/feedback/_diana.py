@@ -1,6 +1,6 @@
 """DIANA: an unbiased codec whose noise vanishes as updates converge."""
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm.compression._scaled import require_unbiased
 from jaxcomm.compression.feedback._shifted import shifted
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm.compression._scaled import require_unbiased
 from jaxcomm.compression.feedback._loop import feedback_loop
 

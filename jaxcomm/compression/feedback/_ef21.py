@@ -1,6 +1,6 @@
 """EF21: workers and receivers keep an estimate, and workers send the difference to it."""
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm._require import require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._shifted import shifted

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec
+from jaxcomm._contract import Codec
 from jaxcomm._require import require_codec
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._loop import feedback_loop

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression._means import over_peak
 

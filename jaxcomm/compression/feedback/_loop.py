@@ -10,9 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory, PyTree
-from jaxcomm._entries import Entries, entries_of
-from jaxcomm._marked import Marked, code_of, exposes_nonfinite, is_linear, with_residual_of
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Context,
+    Diagnostics,
+    Entries,
+    Marked,
+    Memory,
+    PyTree,
+    code_of,
+    entries_of,
+    exposes_nonfinite,
+    is_linear,
+    with_residual_of,
+)
 
 
 class FeedbackMemory(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Diagnostics, Memory, PyTree
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 _UNKNOWN = -1.0

@@ -6,9 +6,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Coins, Context, Memory, PyTree
-from jaxcomm._marked import FactoredDecode, Marked, combine_of, exposes_nonfinite, is_linear
-from jaxcomm._require import require_codec
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Coins,
+    Context,
+    FactoredDecode,
+    Marked,
+    Memory,
+    PyTree,
+    exposes_nonfinite,
+    is_linear,
+)
+from jaxcomm._require import combine_of, require_codec
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
-from jaxcomm._marked import FactoredDecode, Marked
+from jaxcomm._contract import Claims, Codec, Context, FactoredDecode, Marked, Memory
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (

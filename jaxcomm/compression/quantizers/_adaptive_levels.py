@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._sizes import require_countable

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from pallas_kernels import block_float as ops
 from pallas_kernels.block_float.api import BLOCK_SIZES
 from pallas_kernels.block_float.formats import FORMATS

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
-from jaxcomm._marked import ResidualDecode
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory, ResidualDecode
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
 from pallas_kernels._checks import nondifferentiable

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Coins, Context, Memory
+from jaxcomm._contract import Claims, Codec, Coins, Context, Memory
 from jaxcomm.compression.quantizers._norms import NORMS
 from pallas_kernels import exponential
 from pallas_kernels._checks import nondifferentiable

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers import _fields
 from pallas_kernels._checks import nondifferentiable
 

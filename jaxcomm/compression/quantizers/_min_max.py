@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels

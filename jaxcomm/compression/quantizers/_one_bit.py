@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from pallas_kernels._checks import nondifferentiable

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import (
     Overflow,

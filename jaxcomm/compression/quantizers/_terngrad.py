@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
 from jaxcomm.compression._integers import IntegerEncode, integers_of, rounded_normal
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.quantizers._dither import dither

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import remedy
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.regularizers._proximal import Regularizer

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import checked, require_state
 from jaxcomm.compression.regularizers._thresholds import wide_of
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._sharded import require_shards
+from jaxcomm._axis import require_shards
 from jaxcomm.compression._means import over_peak
 
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression.sketches._cells import require_positive, require_rows
 from pallas_kernels import count_sketch as ops
 

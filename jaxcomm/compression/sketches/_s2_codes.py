@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis, _noise
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import Policy, choose_form, nan_unless
 from jaxcomm.compression._support import Granularity

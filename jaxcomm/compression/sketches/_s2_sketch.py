@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan

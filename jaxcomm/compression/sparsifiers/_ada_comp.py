@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._overflow import no_overflow, overflow_totals
 from jaxcomm.compression._sizes import MOST, require_countable

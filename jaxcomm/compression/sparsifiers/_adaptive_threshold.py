@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
-from jaxcomm._counting import how_many
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._means import mean_where
+from jaxcomm.compression._means import how_many, mean_where
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,

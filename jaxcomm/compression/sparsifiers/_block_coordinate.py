@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
 from jaxcomm._require import remedy
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._sizes import require_countable

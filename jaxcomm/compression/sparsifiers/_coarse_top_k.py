@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
-from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._contract import Claims, Codec, Context, Entries, Memory, SparseDecode
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression._sizes import require_countable

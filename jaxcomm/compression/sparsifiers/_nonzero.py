@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits, _support
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._overflow import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.sparsifiers._indices import choose_layout
 from jaxcomm.compression.sparsifiers._selecting import Selecting

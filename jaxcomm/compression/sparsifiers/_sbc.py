@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm._base import Codec, Context, Memory, PyTree
-from jaxcomm._marked import mark_of
+from jaxcomm._contract import Codec, Context, Memory, PyTree, mark_of
 from jaxcomm.compression.sparsifiers._indices import Layout
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._counting import total
 from jaxcomm._units import LARGE
 from jaxcomm.compression import _bits
+from jaxcomm.compression._means import total
 from jaxcomm.compression._support import nth_set
 
 Number: TypeAlias = Callable[[jax.Array], jax.Array]

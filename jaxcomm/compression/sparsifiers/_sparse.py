@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._counting import how_many
-from jaxcomm._entries import Entries, scatter
+from jaxcomm._contract import Entries, scatter
+from jaxcomm.compression._means import how_many
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import Magnitude, identity, largest

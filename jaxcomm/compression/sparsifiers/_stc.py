@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
 from jaxcomm.compression._means import mean_where

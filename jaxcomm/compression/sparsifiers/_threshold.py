@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, Context, Diagnostics, Memory
-from jaxcomm._counting import peak
-from jaxcomm._entries import Entries, SparseDecode
+from jaxcomm._contract import Codec, Context, Diagnostics, Entries, Memory, SparseDecode
 from jaxcomm.compression import _bits
+from jaxcomm.compression._means import peak
 from jaxcomm.compression._overflow import overflow_totals
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._indices import (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices

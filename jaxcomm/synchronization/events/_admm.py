@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.gossip._extras import networkx
 from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._graph import Neighbors, require_size, to_neighbors

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import Codec, PyTree
+from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression.quantizers import _fields, dither
 from jaxcomm.synchronization._require import require_int

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._require import require_int, require_seconds

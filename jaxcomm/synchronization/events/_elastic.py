@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._wide import narrow, wide

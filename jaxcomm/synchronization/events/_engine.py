@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._require import require_int, require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, Work

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Context, Memory
+from jaxcomm._contract import Codec, Context, Memory
 from pallas_kernels.pack import pack, unpack
 
 

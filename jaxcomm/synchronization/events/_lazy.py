@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._grid import nearest_on_grid

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import Codec, Coins, Context, PyTree
+from jaxcomm._contract import Codec, Coins, Context, PyTree
 from jaxcomm._require import require_codec
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._base import Codec, PyTree
+from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization.events._messages import bytes_of, message
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 
 class Event(NamedTuple):

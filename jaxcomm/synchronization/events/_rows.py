@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._base import PyTree
+from jaxcomm._contract import PyTree
 
 Index = jax.Array | tuple[jax.Array, ...]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Claims, Codec, Coins, Context
-from jaxcomm._marked import Marked, with_residual_of
+from jaxcomm._contract import Marked, with_residual_of
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.feedback._loop import FeedbackMemory

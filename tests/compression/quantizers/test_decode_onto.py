@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Context
-from jaxcomm._marked import add_of
+from jaxcomm._contract import add_of
 from jaxcomm.compression.quantizers import dither
 
 

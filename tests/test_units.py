@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxcomm import _buckets, _units
+from jaxcomm import _units
 
 TREE = {
     "a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
@@ -22,31 +22,31 @@ def test_units_join_to_the_same_tree(
     scope: str, capacity: int, layout: str, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_units, "LARGE", large)
-    units, _, join = _buckets.split(TREE, scope, capacity, layout=layout)
+    units, _, join = _units.split(TREE, scope, capacity, layout=layout)
     assert all(unit.dtype == jnp.float32 for unit in units)
     chex.assert_trees_all_equal(join(units), TREE)
     chex.assert_trees_all_equal_shapes_and_dtypes(join(units), TREE)
 
 
 def test_buckets_are_filled_in_order_and_leaves_never_cut() -> None:
-    sizes = [[u.size for u in _buckets.split(TREE, "bucket", c)[0]] for c in (4, 28, 2**20)]
+    sizes = [[u.size for u in _units.split(TREE, "bucket", c)[0]] for c in (4, 28, 2**20)]
     assert sizes == [[6, 1, 10], [7, 10], [17]]
 
 
 def test_leaves_keep_their_shape() -> None:
-    units, *_ = _buckets.split(TREE, "leaf", 4)
+    units, *_ = _units.split(TREE, "leaf", 4)
     assert [u.shape for u in units] == [(2, 3), (), (0, 4), (10,)]
 
 
 def test_an_empty_tree_has_no_units() -> None:
-    units, _, join = _buckets.split({"a": None}, "bucket", 4)
+    units, _, join = _units.split({"a": None}, "bucket", 4)
     assert units == [] and join([]) == {"a": None}
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
 def test_only_floats_can_be_averaged(dtype: jnp.dtype) -> None:
     with pytest.raises(ValueError, match=r"\['x'\] is .*floating-point"):
-        _buckets.split({"x": jnp.zeros(3, dtype)}, "bucket", 4)
+        _units.split({"x": jnp.zeros(3, dtype)}, "bucket", 4)
 
 
 def test_unknown_scope() -> None:
@@ -55,5 +55,5 @@ def test_unknown_scope() -> None:
 
 
 def test_shapes_suffice() -> None:
-    abstract = jax.eval_shape(lambda t: _buckets.split(t, "bucket", 28)[0], TREE)
+    abstract = jax.eval_shape(lambda t: _units.split(t, "bucket", 28)[0], TREE)
     assert [x.shape for x in abstract] == [(7,), (10,)]

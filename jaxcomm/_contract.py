@@ -1,28 +1,18 @@
-"""The core types: codecs, their context and memory, and state that differs by worker."""
+"""The contract: codecs, their context and memory, what a fast path may use, and aggregators."""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """One mesh axis, or several that together index the workers, outermost first."""
 
 PyTree: TypeAlias = Any
 Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
-LossFn: TypeAlias = Callable[..., Any]
-
-
-def parts_of_value(value: Any, has_model_state: bool, has_aux: bool) -> tuple[Any, PyTree, PyTree]:
-    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks."""
-    if has_model_state and has_aux:
-        loss, (model_state, aux) = value
-        return loss, model_state, aux
-    if has_model_state:
-        return *value, None
-    return (value[0], None, value[1]) if has_aux else (value, None, None)
 
 
 class Coins(NamedTuple):
@@ -261,3 +251,250 @@ class PerWorker(NamedTuple):
     """
 
     per_worker: dict[str, PyTree]
+
+
+class Entries(NamedTuple):
+    """The entries of an array that may be nonzero."""
+
+    indices: jax.Array  # uint32[k], into the flat array; distinct, except those out of range
+    values: jax.Array  # float32[k]; values with indices out of range are ignored
+
+
+def scatter(entries: Entries, shape: tuple[int, ...]) -> jax.Array:
+    """float32 zeros with the values added at the indices; indices out of range are dropped."""
+    size = math.prod(shape)
+    zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
+    dense = zeros.at[entries.indices].add(entries.values, mode="drop")
+    return dense[:size].reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseDecode:
+    r"""The `decode` of a codec whose payload decodes to a few values among zeros.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = \sum_j v_j e_{i_j}
+
+    Call it like any `decode`; it returns float32[context.shape]. Gathered means and feedback use
+    its entries instead, and make no dense copy. A wrapper that decodes differently must replace
+    the `SparseDecode` as a whole.
+
+    Attributes:
+      entries: `(context, payload) -> Entries`, the mean over `context.count`.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Codec, Context, Entries, SparseDecode
+      >>> class First(NamedTuple):
+      ...     value: jax.Array
+      >>> first = Codec(
+      ...     encode=lambda context, x: (First(x.ravel()[:1]), context.memory),
+      ...     decode=SparseDecode(
+      ...         lambda context, payload: Entries(
+      ...             jnp.zeros(1, jnp.uint32), payload.value / context.count
+      ...         )
+      ...     ),
+      ... )
+      >>> x = jnp.array([3.0, 1.0])
+      >>> payload, _ = first.encode(Context.of(x), x)
+      >>> print(first.decode(Context.of(x), payload))
+      [3. 0.]
+    """
+
+    entries: Callable[[Context, PyTree], Entries]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The dense array."""
+        return scatter(self.entries(context, payload), context.shape)
+
+
+def entries_of(codec: Codec) -> Callable[[Context, PyTree], Entries] | None:
+    """`(context, payload) -> Entries` if the codec has a `SparseDecode`, else `None`."""
+    return codec.decode.entries if isinstance(codec.decode, SparseDecode) else None
+
+
+FEW_COLUMNS = 6
+"""Up to this number of columns, XLA for CPUs multiplies factors fastest without a dot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """A `measure` or `encode` with known properties.
+
+    Attributes:
+      function: The function itself.
+      linear: Whether the result is linear in `x`, for a fixed context. Feedback then applies the
+        function to the update and to the residual separately. Their sum would be one more array.
+      exposes_nonfinite: Whether a NaN or an infinity in `x` makes the result non-finite, if the
+        result is not empty. The finite check then reads the result instead of `x`.
+      code: The name of a variable-length code in which an `encode` sends, for error messages.
+    """
+
+    function: Callable[[Context, jax.Array], PyTree]
+    linear: bool = False
+    exposes_nonfinite: bool = False
+    code: str = ""
+
+    def __call__(self, context: Context, x: jax.Array) -> PyTree:
+        """The result of the function."""
+        return self.function(context, x)
+
+
+_Mark = TypeVar("_Mark")
+
+
+def mark_of(function: Callable[..., Any], kind: type[_Mark]) -> _Mark | None:
+    """The outermost mark of a kind around the function; `None` if there is none."""
+    inner: Any = function
+    while inner is not None and not isinstance(inner, kind):
+        inner = getattr(inner, "function", None)
+    return inner
+
+
+def is_linear(function: Callable[..., Any]) -> bool:
+    """Whether the function is marked as linear in `x`."""
+    return isinstance(function, Marked) and function.linear
+
+
+def exposes_nonfinite(function: Callable[..., Any]) -> bool:
+    """Whether the function is marked as non-finite for a non-finite `x`."""
+    return isinstance(function, Marked) and function.exposes_nonfinite
+
+
+def code_of(encode: Callable[..., Any]) -> str:
+    """The name of the variable-length code in which the function sends; empty for none."""
+    return encode.code if isinstance(encode, Marked) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoredDecode:
+    r"""The `decode` of a codec whose payload decodes to a product of thin factors.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = L R^T
+
+    Attributes:
+      factors: `(context, payload) -> (left, right)`, float32[rows, k] and float32[columns, k]; or
+        `None` if the payload decodes without factors.
+      exact: `(context, payload) -> x`, used if there are no factors.
+    """
+
+    factors: Callable[[Context, PyTree], tuple[jax.Array, jax.Array] | None]
+    exact: Callable[[Context, PyTree], jax.Array]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The dense array."""
+        factors = self.factors(context, payload)
+        if factors is None:
+            return self.exact(context, payload)
+        return product_of(*factors).reshape(context.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedDecode:
+    r"""The `decode` of a codec that maps what another codec decodes to, linearly.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = M\, \mathrm{inner}(\text{context}',
+              \text{payload})
+
+    The mean of several payloads then takes one product with :math:`M`, and not one each.
+
+    Attributes:
+      inner: The `decode` of the other codec.
+      within: The context of the other codec, from that of this one.
+      back: `(array, shape) -> float32[shape]`, the map, equal on all workers.
+    """
+
+    inner: Callable[[Context, PyTree], jax.Array]
+    within: Callable[[Context], Context]
+    back: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The mapped array."""
+        return self.back(self.inner(self.within(context), payload), context.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualDecode:
+    r"""The `decode` of a codec that can encode and compute the residual in one pass.
+
+    .. math:: e' = x + e - \mathrm{decode}(\mathrm{encode}(x + e))
+
+    It is valid for one pair of functions. A wrapper that replaces `decode` replaces this object; if
+    it replaces `encode`, that is another one than `encode` here, and `with_residual_of` sees it.
+
+    Attributes:
+      decode: `(context, payload) -> x`, the function itself.
+      encode: The function whose payloads it decodes.
+      with_residual: `(context, x, e, divisor) -> (payload, memory, e')`, where receivers divide
+        what they decode by the float `divisor`, and :math:`e'` has the dtype of `e`.
+      add: `(context, payload, total, divisor) -> total + decode(context, payload) / divisor`, all
+        in one pass; `None` if it has no such function.
+    """
+
+    decode: Callable[[Context, PyTree], jax.Array]
+    encode: Callable[..., Any]
+    with_residual: Callable[[Context, jax.Array, jax.Array, float], tuple[PyTree, Any, jax.Array]]
+    add: Callable[[Context, PyTree, jax.Array, float], jax.Array] | None = None
+
+    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
+        """The dense array."""
+        return self.decode(context, payload)
+
+
+def with_residual_of(codec: Codec) -> Callable[..., Any] | None:
+    """The codec's `with_residual`; `None` if it has none for its `encode`."""
+    decode = codec.decode
+    if isinstance(decode, ResidualDecode) and decode.encode is codec.encode:
+        return decode.with_residual
+    return None
+
+
+def add_of(
+    decode: Callable[[Context, PyTree], jax.Array],
+) -> Callable[[Context, PyTree, jax.Array, float], jax.Array] | None:
+    """The `add` of a codec's `decode`; `None` if it has none."""
+    return decode.add if isinstance(decode, ResidualDecode) else None
+
+
+def product_of(left: jax.Array, right: jax.Array) -> jax.Array:
+    """`left @ right.T` in full float32, `[rows, columns]`."""
+    if left.shape[1] > FEW_COLUMNS:
+        return jnp.matmul(left, right.T, precision="highest")
+    # Without the barrier, XLA would compute the factors again for each coordinate.
+    left, right = jax.lax.optimization_barrier((left, right))
+    columns = range(left.shape[1])
+    terms = [left[:, column, None] * right[None, :, column] for column in columns]
+    return sum(terms[1:], terms[0])
+
+
+def bound_of(left: jax.Array, right: jax.Array) -> jax.Array:
+    """A bound on the magnitudes of `left @ right.T`, float32[], without computing it."""
+    left, right = (jnp.max(jnp.abs(factor), axis=0) for factor in (left, right))
+    return jnp.sum(left * right)
+
+
+def factors_of(
+    codec: Codec, context: Context, payload: PyTree
+) -> tuple[jax.Array, jax.Array] | None:
+    """The factors whose product the payload decodes to; `None` if it has none."""
+    decode = codec.decode
+    return decode.factors(context, payload) if isinstance(decode, FactoredDecode) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingUpdate:
+    """The update function of a gossip method, and the axes of its workers.
+
+    It also takes `shard_axes`, the axes over which its leaves are shards, `share`, by what it
+    scales a step, and `applies`, whether the worker's whole step is finite: a worker skips all of a
+    step or nothing.
+    """
+
+    update: Callable[..., Any]
+    axes: tuple[str, ...]
+    share: Callable[..., jax.Array]  # `(state, params, weight, present) -> float[]`
+    fits: Callable[[PyTree, PyTree, jax.Array], jax.Array]  # `(params, updates, share) -> bool[]`
+
+    def __call__(self, *args: Any, **extra_args: Any) -> Any:
+        """Calls the update function, as optax does."""
+        return self.update(*args, **extra_args)

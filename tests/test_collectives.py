@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import _rounds
+from jaxcomm import _collectives
 
 WORKERS = (3, 4, 5, 6, 7, 8, 10, 16)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_each_sends_every_part_to_all_others_once(workers: int) -> None:
-    schedule = _rounds.rounds(workers)
+    schedule = _collectives.rounds(workers)
     assert schedule is not None
     sent = [
         (worker, int(target), int(number))
@@ -27,7 +27,7 @@ def test_each_sends_every_part_to_all_others_once(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_no_two_send_to_each_other_in_a_round(workers: int) -> None:
-    schedule = _rounds.rounds(workers)
+    schedule = _collectives.rounds(workers)
     assert schedule is not None
     for targets in schedule.targets:
         assert sorted(targets) == [*range(workers)]
@@ -36,16 +36,16 @@ def test_no_two_send_to_each_other_in_a_round(workers: int) -> None:
 
 
 def test_two_workers_have_no_rounds() -> None:
-    assert _rounds.rounds(2) is None and _rounds.rounds(1) is None
+    assert _collectives.rounds(2) is None and _collectives.rounds(1) is None
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("workers", [3, 4, 6])
 def test_in_rounds_arrives_what_all_to_all_moves(workers: int) -> None:
-    schedule = _rounds.rounds(workers)
+    schedule = _collectives.rounds(workers)
     assert schedule is not None
     given = jnp.arange(workers * workers * 6, dtype=jnp.uint16).reshape(workers, workers, 2, 3)
 
-    moved = functools.partial(_rounds.exchange, schedule, axis_names=("data",))
+    moved = functools.partial(_collectives.exchange_in_rounds, schedule, axis_names=("data",))
     received = jax.vmap(moved, axis_name="data")(given)
     np.testing.assert_array_equal(received, np.swapaxes(given, 0, 1))

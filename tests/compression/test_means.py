@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm._counting import how_many, peak, total
+from jaxcomm.compression._means import how_many, peak, total
 
 SIZES = [0, 1, 31, 1023, 1025, 2**16, 2**16 + 1, 2**17 + 31]
 
