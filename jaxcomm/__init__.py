@@ -30,7 +30,7 @@ The public names, by purpose:
 - **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
 - **Kernels**: `implementation` names the one that runs, reference or Pallas.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
-  `SparseDecode`; `jaxcomm.testing` checks them.
+  `Fast`, `scattered`; `jaxcomm.testing` checks them.
 """
 
 from jaxcomm import (
@@ -53,9 +53,10 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
+    Fast,
     Memory,
     PerWorker,
-    SparseDecode,
+    scattered,
 )
 from jaxcomm._gradients import local_value_and_grad
 from jaxcomm._resize import resize_workers
@@ -220,7 +221,8 @@ __all__ = [
     "Diagnostics",
     "Entries",
     "Memory",
-    "SparseDecode",
+    "scattered",
+    "Fast",
 ]
 
 __version__ = "0.1.0"

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,12 @@ class Memory(NamedTuple):
 
     own: PyTree = ()  # differs by worker: a residual, a shift
     shared: PyTree = ()  # equal on all workers: a running mean of the decoded payloads
+    report: PyTree = ()  # not kept: what `encode` reports of this step, such as an overflow
+
+    @property
+    def kept(self) -> "Memory":
+        """The memory for the next step, without the report of this one."""
+        return self._replace(report=())
 
 
 _NOTHING = Memory()
@@ -158,13 +164,117 @@ def target_is_unit(context: Context, x: jax.Array, after: Memory) -> Diagnostics
     return Diagnostics(x)
 
 
+class Entries(NamedTuple):
+    """The entries of an array that may be nonzero."""
+
+    indices: jax.Array  # uint32[k], into the flat array; distinct, except those out of range
+    values: jax.Array  # float32[k]; values with indices out of range are ignored
+
+
+def scatter(entries: Entries, shape: tuple[int, ...]) -> jax.Array:
+    """float32 zeros with the values added at the indices; indices out of range are dropped."""
+    size = math.prod(shape)
+    zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
+    dense = zeros.at[entries.indices].add(entries.values, mode="drop")
+    return dense[:size].reshape(shape)
+
+
+def scattered(
+    entries: Callable[[Context, PyTree], Entries],
+) -> Callable[[Context, PyTree], jax.Array]:
+    r"""The `decode` of a codec whose payload decodes to a few values among zeros.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = \sum_j v_j e_{i_j}
+
+    State the entries in `fast` too: gathered means and feedback then make no dense copy.
+
+    Args:
+      entries: `(context, payload) -> Entries`, the mean over `context.count`.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import Codec, Context, Entries, Fast, scattered
+      >>> class First(NamedTuple):
+      ...     value: jax.Array
+      >>> def entries(context, payload):
+      ...     return Entries(jnp.zeros(1, jnp.uint32), payload.value / context.count)
+      >>> first = Codec(
+      ...     encode=lambda context, x: (First(x.ravel()[:1]), context.memory),
+      ...     decode=scattered(entries),
+      ...     fast=Fast(entries=entries),
+      ... )
+      >>> x = jnp.array([3.0, 1.0])
+      >>> payload, _ = first.encode(Context.of(x), x)
+      >>> print(first.decode(Context.of(x), payload))
+      [3. 0.]
+    """
+    return lambda context, payload: scatter(entries(context, payload), context.shape)
+
+
+class Mapped(NamedTuple):
+    r"""A `decode` that maps linearly what another one returns.
+
+    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = M\, \mathrm{inner}(\text{context}',
+              \text{payload})
+
+    The mean of several payloads then takes one product with :math:`M`, and not one each.
+    """
+
+    decode: Callable[[Context, PyTree], jax.Array]  # the inner one
+    within: Callable[[Context], Context]  # its context, from that of the codec
+    back: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # `(array, shape)`, the map
+    entries: Callable[[Context, PyTree], Entries] | None = None  # of the inner one
+
+
+class Fast(NamedTuple):
+    r"""What others may use in place of the functions of a codec, to pass over arrays less often.
+
+    All results are those of `measure`, `encode` and `decode`, up to the rounding of floats. So a
+    codec with other functions has none of these unless it states them: see `Codec.replace`.
+
+    Attributes:
+      linear: Which of `"measure"` and `"encode"` are linear in `x`, for a fixed context. Feedback
+        applies them to the update and to the residual separately, and does not write the sum.
+      exposes_nonfinite: Which of these have a result that is non-finite, or empty, if a coordinate
+        of `x` is. The finite check then reads the result instead of `x`.
+      entries: `(context, payload) -> Entries` of a payload that decodes to a few values among
+        zeros; `decode` is then :func:`jaxcomm.scattered`.
+      factors: `(context, payload) -> (left, right)`, float32[rows, k] and float32[columns, k], of
+        a payload that decodes to `left @ right.T`; or `None` if it is one that does not. XLA fuses
+        a product of few columns into the operations that read it.
+      mapped: The parts of a `decode` that maps linearly what another one returns.
+      with_residual: `(context, x, e, divisor) -> (payload, memory, e')`: encodes and computes the
+        residual :math:`e' = x + e - \mathrm{decode}(\mathrm{encode}(x + e))` in one pass, where
+        receivers divide what they decode by the float `divisor`. :math:`e'` has the dtype of `e`.
+      add: `(context, payload, total, divisor) -> total + decode(context, payload) / divisor`.
+      selection: The coordinates that a sparsifier sends as they are, for chains of codecs.
+      integers: The integers in the payload, so that another code of them can replace it.
+      code: The name of a variable-length code in which `encode` sends, for error messages.
+      bits: `(context, payload) -> float32[]`, the bits per integer that this code needs.
+    """
+
+    linear: tuple[str, ...] = ()
+    exposes_nonfinite: tuple[str, ...] = ()
+    entries: Callable[[Context, PyTree], Entries] | None = None
+    factors: Callable[[Context, PyTree], tuple[jax.Array, jax.Array] | None] | None = None
+    mapped: Mapped | None = None
+    with_residual: Callable[..., tuple[PyTree, Memory, jax.Array]] | None = None
+    add: Callable[[Context, PyTree, jax.Array, float], jax.Array] | None = None
+    selection: Any = None  # a `Selection` of `compression/sparsifiers`
+    integers: Any = None  # `Integers` of `compression/_integers.py`
+    code: str = ""
+    bits: Callable[[Context, PyTree], jax.Array] | None = None
+
+
 CODEC_IN_CHAIN = (
     "A codec is not an optax transformation, since it only encodes: pass it to an aggregator, as "
     'in `optax.chain(jaxcomm.all_gather_mean("data", codec), ...)`.'
 )
 
 
-class Codec(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Codec:
     r"""Pure functions that map one float32 array to a payload and back.
 
     Only `encode` and `decode` are required. A codec names no mesh axis. You can therefore test it
@@ -175,7 +285,7 @@ class Codec(NamedTuple):
         type of what crosses the wire. It may change only `memory.own`.
       decode: `(context, payload) -> float32[context.shape]`. `payload` is the sum of
         `context.count` payloads; `decode` returns their *mean*. It may use the public coin, but no
-        memory. Use a :class:`jaxcomm.SparseDecode` if the result is a few values among zeros.
+        memory. Use :func:`jaxcomm.scattered` if the result is a few values among zeros.
       init: `x -> Memory`, before the first step.
       measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 arrays for
         packed bits; `()` for none. It gets the same coins as `encode` in that step.
@@ -204,6 +314,7 @@ class Codec(NamedTuple):
         the bucket's statistics, combined according to `reduce_statistics`; once the statistics are
         fixed, each coordinate is encoded independently. `"independent"`: as units that share
         nothing; the codec cuts its input into blocks.
+      fast: What others may use in place of these functions.
 
     Example:
       >>> from typing import NamedTuple
@@ -229,10 +340,21 @@ class Codec(NamedTuple):
     finalize: Callable[[Context, PyTree, jax.Array], tuple[jax.Array, Memory]] = mean_is_update
     combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None = None
     diagnose: Callable[[Context, jax.Array, Memory], Diagnostics] = target_is_unit
-    claims: Claims = Claims()
+    claims: Claims = Claims()  # noqa: RUF009
     drop_overflow: "Codec | None" = None
     scope: Literal["leaf", "bucket"] = "bucket"
     layout: Layout = "concatenated"
+    fast: Fast = Fast()  # noqa: RUF009
+
+    def replace(self, **changes: Any) -> "Codec":
+        """A copy with the fields in `changes` replaced.
+
+        With another `measure`, `encode` or `decode` it has no fast paths, since those of this codec
+        may be wrong for it, unless `fast` is among the changes.
+        """
+        if {"measure", "encode", "decode"} & changes.keys():
+            changes = {"fast": Fast(), **changes}
+        return dataclasses.replace(self, **changes)
 
     def update(self, *args: Any, **extra_args: Any) -> NoReturn:
         """Raises a ValueError: `optax.chain` calls it if a codec is in place of an aggregator."""
@@ -251,234 +373,6 @@ class PerWorker(NamedTuple):
     """
 
     per_worker: dict[str, PyTree]
-
-
-class Entries(NamedTuple):
-    """The entries of an array that may be nonzero."""
-
-    indices: jax.Array  # uint32[k], into the flat array; distinct, except those out of range
-    values: jax.Array  # float32[k]; values with indices out of range are ignored
-
-
-def scatter(entries: Entries, shape: tuple[int, ...]) -> jax.Array:
-    """float32 zeros with the values added at the indices; indices out of range are dropped."""
-    size = math.prod(shape)
-    zeros = jnp.zeros(max(size, 1), jnp.float32)  # `at` needs an element.
-    dense = zeros.at[entries.indices].add(entries.values, mode="drop")
-    return dense[:size].reshape(shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class SparseDecode:
-    r"""The `decode` of a codec whose payload decodes to a few values among zeros.
-
-    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = \sum_j v_j e_{i_j}
-
-    Call it like any `decode`; it returns float32[context.shape]. Gathered means and feedback use
-    its entries instead, and make no dense copy. A wrapper that decodes differently must replace
-    the `SparseDecode` as a whole.
-
-    Attributes:
-      entries: `(context, payload) -> Entries`, the mean over `context.count`.
-
-    Example:
-      >>> from typing import NamedTuple
-      >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import Codec, Context, Entries, SparseDecode
-      >>> class First(NamedTuple):
-      ...     value: jax.Array
-      >>> first = Codec(
-      ...     encode=lambda context, x: (First(x.ravel()[:1]), context.memory),
-      ...     decode=SparseDecode(
-      ...         lambda context, payload: Entries(
-      ...             jnp.zeros(1, jnp.uint32), payload.value / context.count
-      ...         )
-      ...     ),
-      ... )
-      >>> x = jnp.array([3.0, 1.0])
-      >>> payload, _ = first.encode(Context.of(x), x)
-      >>> print(first.decode(Context.of(x), payload))
-      [3. 0.]
-    """
-
-    entries: Callable[[Context, PyTree], Entries]
-
-    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
-        """The dense array."""
-        return scatter(self.entries(context, payload), context.shape)
-
-
-def entries_of(codec: Codec) -> Callable[[Context, PyTree], Entries] | None:
-    """`(context, payload) -> Entries` if the codec has a `SparseDecode`, else `None`."""
-    return codec.decode.entries if isinstance(codec.decode, SparseDecode) else None
-
-
-FEW_COLUMNS = 6
-"""Up to this number of columns, XLA for CPUs multiplies factors fastest without a dot."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Marked:
-    """A `measure` or `encode` with known properties.
-
-    Attributes:
-      function: The function itself.
-      linear: Whether the result is linear in `x`, for a fixed context. Feedback then applies the
-        function to the update and to the residual separately. Their sum would be one more array.
-      exposes_nonfinite: Whether a NaN or an infinity in `x` makes the result non-finite, if the
-        result is not empty. The finite check then reads the result instead of `x`.
-      code: The name of a variable-length code in which an `encode` sends, for error messages.
-    """
-
-    function: Callable[[Context, jax.Array], PyTree]
-    linear: bool = False
-    exposes_nonfinite: bool = False
-    code: str = ""
-
-    def __call__(self, context: Context, x: jax.Array) -> PyTree:
-        """The result of the function."""
-        return self.function(context, x)
-
-
-_Mark = TypeVar("_Mark")
-
-
-def mark_of(function: Callable[..., Any], kind: type[_Mark]) -> _Mark | None:
-    """The outermost mark of a kind around the function; `None` if there is none."""
-    inner: Any = function
-    while inner is not None and not isinstance(inner, kind):
-        inner = getattr(inner, "function", None)
-    return inner
-
-
-def is_linear(function: Callable[..., Any]) -> bool:
-    """Whether the function is marked as linear in `x`."""
-    return isinstance(function, Marked) and function.linear
-
-
-def exposes_nonfinite(function: Callable[..., Any]) -> bool:
-    """Whether the function is marked as non-finite for a non-finite `x`."""
-    return isinstance(function, Marked) and function.exposes_nonfinite
-
-
-def code_of(encode: Callable[..., Any]) -> str:
-    """The name of the variable-length code in which the function sends; empty for none."""
-    return encode.code if isinstance(encode, Marked) else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class FactoredDecode:
-    r"""The `decode` of a codec whose payload decodes to a product of thin factors.
-
-    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = L R^T
-
-    Attributes:
-      factors: `(context, payload) -> (left, right)`, float32[rows, k] and float32[columns, k]; or
-        `None` if the payload decodes without factors.
-      exact: `(context, payload) -> x`, used if there are no factors.
-    """
-
-    factors: Callable[[Context, PyTree], tuple[jax.Array, jax.Array] | None]
-    exact: Callable[[Context, PyTree], jax.Array]
-
-    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
-        """The dense array."""
-        factors = self.factors(context, payload)
-        if factors is None:
-            return self.exact(context, payload)
-        return product_of(*factors).reshape(context.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class MappedDecode:
-    r"""The `decode` of a codec that maps what another codec decodes to, linearly.
-
-    .. math:: \mathrm{decode}(\text{context}, \text{payload}) = M\, \mathrm{inner}(\text{context}',
-              \text{payload})
-
-    The mean of several payloads then takes one product with :math:`M`, and not one each.
-
-    Attributes:
-      inner: The `decode` of the other codec.
-      within: The context of the other codec, from that of this one.
-      back: `(array, shape) -> float32[shape]`, the map, equal on all workers.
-    """
-
-    inner: Callable[[Context, PyTree], jax.Array]
-    within: Callable[[Context], Context]
-    back: Callable[[jax.Array, tuple[int, ...]], jax.Array]
-
-    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
-        """The mapped array."""
-        return self.back(self.inner(self.within(context), payload), context.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class ResidualDecode:
-    r"""The `decode` of a codec that can encode and compute the residual in one pass.
-
-    .. math:: e' = x + e - \mathrm{decode}(\mathrm{encode}(x + e))
-
-    It is valid for one pair of functions. A wrapper that replaces `decode` replaces this object; if
-    it replaces `encode`, that is another one than `encode` here, and `with_residual_of` sees it.
-
-    Attributes:
-      decode: `(context, payload) -> x`, the function itself.
-      encode: The function whose payloads it decodes.
-      with_residual: `(context, x, e, divisor) -> (payload, memory, e')`, where receivers divide
-        what they decode by the float `divisor`, and :math:`e'` has the dtype of `e`.
-      add: `(context, payload, total, divisor) -> total + decode(context, payload) / divisor`, all
-        in one pass; `None` if it has no such function.
-    """
-
-    decode: Callable[[Context, PyTree], jax.Array]
-    encode: Callable[..., Any]
-    with_residual: Callable[[Context, jax.Array, jax.Array, float], tuple[PyTree, Any, jax.Array]]
-    add: Callable[[Context, PyTree, jax.Array, float], jax.Array] | None = None
-
-    def __call__(self, context: Context, payload: PyTree) -> jax.Array:
-        """The dense array."""
-        return self.decode(context, payload)
-
-
-def with_residual_of(codec: Codec) -> Callable[..., Any] | None:
-    """The codec's `with_residual`; `None` if it has none for its `encode`."""
-    decode = codec.decode
-    if isinstance(decode, ResidualDecode) and decode.encode is codec.encode:
-        return decode.with_residual
-    return None
-
-
-def add_of(
-    decode: Callable[[Context, PyTree], jax.Array],
-) -> Callable[[Context, PyTree, jax.Array, float], jax.Array] | None:
-    """The `add` of a codec's `decode`; `None` if it has none."""
-    return decode.add if isinstance(decode, ResidualDecode) else None
-
-
-def product_of(left: jax.Array, right: jax.Array) -> jax.Array:
-    """`left @ right.T` in full float32, `[rows, columns]`."""
-    if left.shape[1] > FEW_COLUMNS:
-        return jnp.matmul(left, right.T, precision="highest")
-    # Without the barrier, XLA would compute the factors again for each coordinate.
-    left, right = jax.lax.optimization_barrier((left, right))
-    columns = range(left.shape[1])
-    terms = [left[:, column, None] * right[None, :, column] for column in columns]
-    return sum(terms[1:], terms[0])
-
-
-def bound_of(left: jax.Array, right: jax.Array) -> jax.Array:
-    """A bound on the magnitudes of `left @ right.T`, float32[], without computing it."""
-    left, right = (jnp.max(jnp.abs(factor), axis=0) for factor in (left, right))
-    return jnp.sum(left * right)
-
-
-def factors_of(
-    codec: Codec, context: Context, payload: PyTree
-) -> tuple[jax.Array, jax.Array] | None:
-    """The factors whose product the payload decodes to; `None` if it has none."""
-    decode = codec.decode
-    return decode.factors(context, payload) if isinstance(decode, FactoredDecode) else None
 
 
 @dataclasses.dataclass(frozen=True)

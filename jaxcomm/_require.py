@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 from jaxcomm._axis import names_itself
-from jaxcomm._contract import CODEC_IN_CHAIN, Codec, code_of
+from jaxcomm._contract import CODEC_IN_CHAIN, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 
@@ -487,6 +487,6 @@ def require_clips_of_the_mean(tx: optax.GradientTransformation) -> None:
 
 def combine_of(codec: Codec) -> str:
     """How payloads combine, for the error message of a function that cannot combine them so."""
-    code = code_of(codec.encode)
+    code = codec.fast.code
     reason = f": words of the variable-length code `{code}` cannot be added" if code else ""
     return f"`combine`={codec.combine!r}{reason}"

@@ -137,11 +137,6 @@ def with_arrays(rule: Rule, of_old: PyTree, of_new: PyTree) -> Rule:
     return applied
 
 
-def is_of_last_step(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf only reports the last step, such as the overflow of a codec."""
-    return getattr(path[-1] if path else None, "name", "") == "overflow"
-
-
 def mean_over_workers(x: Any, workers: int, where: str) -> Any:
     """`[old workers, ...] -> [workers, ...]`: the mean, on each worker, in at least float32.
 
@@ -192,8 +187,6 @@ def weighted_mean_of_workers(old: PerWorker, new: PerWorker) -> PerWorker:
 def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
     """A leaf that differs by worker takes its mean; others stay."""
     where = jax.tree_util.keystr(path)
-    if is_of_last_step(path):
-        return new
     if _axis.per_worker_axes(path):
         old = mean_over_workers(old, new.shape[0], where)
     if old.shape != new.shape or old.dtype != new.dtype:

@@ -12,7 +12,7 @@ from jaxcomm.testing import _single_worker
 
 def jitted(codec: Codec) -> Codec:
     """The same codec, compiled: each function is one program instead of one per operation."""
-    return codec._replace(
+    return codec.replace(
         measure=jax.jit(codec.measure), encode=jax.jit(codec.encode), decode=jax.jit(codec.decode)
     )
 
@@ -45,7 +45,7 @@ def _steps(codec: Codec) -> Any:
     def one(memory: Any, step: tuple[jax.Array, jax.Array]) -> Any:
         x, key = step
         decoded, memory = _once(codec, memory, x, Coins(*jax.random.split(key)))
-        return memory, (decoded, memory.own.kept)
+        return memory.kept, (decoded, memory.own.kept, memory.report)
 
     return jax.jit(lambda memory, steps: jax.lax.scan(one, memory, steps))
 
@@ -59,5 +59,6 @@ def send(codec: Codec, memory: Any, x: jax.Array, seed: int = 0) -> tuple[np.nda
 def run(codec: Codec, given: jax.Array) -> tuple[np.ndarray, np.ndarray, Any]:
     """Encodes `[steps, *shape]`: the sent and the kept array of each step, and the last memory."""
     keys = jax.random.split(jax.random.key(7), len(given))
-    memory, (sent, kept) = _steps(codec)(codec.init(given[0]), (given, keys))
+    memory, (sent, kept, reports) = _steps(codec)(codec.init(given[0]), (given, keys))
+    memory = memory._replace(report=jax.tree.map(lambda x: x[-1], reports))
     return np.asarray(sent, np.float64), np.asarray(kept, np.float64), memory

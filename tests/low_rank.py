@@ -1,6 +1,5 @@
 """PowerSGD and ATOMO in NumPy, and codecs of matrices for tests whose units are vectors."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import Codec, Context
-from jaxcomm._contract import Marked
 
 
 def of_matrices(codec: Codec, columns: int) -> Codec:
@@ -29,21 +27,16 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
         return unit(update, mean.shape), memory
 
     def of_vector(function: Any) -> Any:
-        """The function of the laid out unit, with its known properties."""
+        """The function of the laid out unit."""
+        return lambda context, x: function(inside(context), matrix(x))
 
-        def changed(context: Context, x: jax.Array) -> Any:
-            inner = function.function if isinstance(function, Marked) else function
-            return inner(inside(context), matrix(x))
-
-        is_marked = isinstance(function, Marked)
-        return dataclasses.replace(function, function=changed) if is_marked else changed
-
-    return codec._replace(
+    return codec.replace(
         init=lambda x: codec.init(matrix(x)),
         measure=of_vector(codec.measure),
         encode=of_vector(codec.encode),
         decode=lambda context, payload: unit(codec.decode(inside(context), payload), context.shape),
         finalize=finalize,
+        fast=codec.fast._replace(factors=None),
     )
 
 

@@ -104,7 +104,6 @@ def measure(x: Any, inner: Any, wrap: Any) -> Measured:
     import numpy as np
 
     from jaxcomm import Context
-    from jaxcomm.compression._integers import integers_of
     from jaxcomm.compression.codes import measured_room
 
     codec = wrap(inner)
@@ -114,7 +113,7 @@ def measure(x: Any, inner: Any, wrap: Any) -> Measured:
     decode = jax.jit(lambda context, payload: codec.decode(context.received(), payload))
     payload = encode(context, x)
     of_inner = jax.jit(lambda context, x: inner.encode(context, x)[0])(context, x)
-    integers = integers_of(inner)
+    integers = inner.fast.integers
     assert integers is not None
     values, rest = integers.split(context, of_inner)
     counts = np.unique(np.asarray(values), return_counts=True)[1] / values.size

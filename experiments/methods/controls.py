@@ -29,7 +29,7 @@ def truncating_dither() -> jaxcomm.Codec:
         codes = jnp.clip(jnp.trunc(x * scale), -levels, levels)
         return DitherPayload(codes.astype(jnp.int8)), context.memory
 
-    return dither(bits=8)._replace(encode=encode)
+    return dither(bits=8).replace(encode=encode)
 
 
 class LargestCoordinates(NamedTuple):

@@ -247,7 +247,7 @@ def budgeted_mean(
         return Exchanged(units, finite, sent)
 
     most = codec_for(budget)
-    unit_codec = most._replace(
+    unit_codec = most.replace(
         diagnose=target_is_unit,
         finalize=mean_is_update,
         scope="leaf" if "leaf" in (most.scope, own_codec.scope) else "bucket",

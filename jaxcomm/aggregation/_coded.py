@@ -22,9 +22,6 @@ from jaxcomm._contract import (
     Memory,
     PerWorker,
     PyTree,
-    bound_of,
-    factors_of,
-    product_of,
 )
 from jaxcomm._require import require_state
 from jaxcomm._resize import resized_by
@@ -35,8 +32,8 @@ from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._stages import averages_over, require_last_stage
 from jaxcomm.aggregation._weights import weigh
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._stacked import stacked
+from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target
 
 ResizeUnit = Callable[[Unit, tuple[int, ...], PyTree, PyTree], PyTree]
@@ -79,8 +76,8 @@ def _all_finite_means(
     for part, each, mean, leaf in zip(parts, encoded, finalized, returned, strict=True):
         context = each.context.received(each.context.workers)
         factors = None
-        if each.payload is not None and mean is each.mean:
-            factors = factors_of(part.codec, context, each.payload)
+        if each.payload is not None and mean is each.mean and part.codec.fast.factors:
+            factors = part.codec.fast.factors(context, each.payload)
         if factors is None:
             computed.append(leaf)
         else:
@@ -101,8 +98,8 @@ def _all_finite_means(
 
 
 def persistent(memory: Memory) -> Memory:
-    """The memory; empty if it only carries `diagnostics` within one step."""
-    return memory if remembers(memory) else Memory()
+    """What is kept of the memory: no report."""
+    return memory.kept if jax.tree.leaves(memory.kept) else Memory()
 
 
 def restored(codec: Codec, x: jax.Array, memory: Memory) -> Memory:
@@ -112,7 +109,7 @@ def restored(codec: Codec, x: jax.Array, memory: Memory) -> Memory:
       ValueError: If the memory is of another unit.
     """
     first = codec.init(x)
-    if not remembers(first):
+    if not jax.tree.leaves(first):
         return first
     shapes_of = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
     if shapes_of(first) != shapes_of(memory):
@@ -147,14 +144,14 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        if remembers(memory) and jax.tree.leaves(codec.reduce_statistics):
+        if jax.tree.leaves(memory) and jax.tree.leaves(codec.reduce_statistics):
             raise ValueError(
                 f"{shared_by} shares statistics among arrays of different magnitude. The residual "
                 "that this codec keeps might then grow without bound. Use separate statistics."
             )
         return memory
 
-    return codec._replace(init=init)
+    return codec.replace(init=init)
 
 
 def coded_mean(
@@ -269,7 +266,7 @@ def coded_mean(
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
         memories = restore_memories(state, split)
-        if any(map(remembers, memories)):
+        if jax.tree.leaves(memories):
             require_last_stage(outer_axes, axis_name)
         all_axes = (*shard_axes, *outer_axes, *_axis.names(axis_name))
         coins = _noise.coins_of_units(
@@ -297,7 +294,7 @@ def coded_mean(
         # After the join, whose leaves are copied anyway.
         result = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
         commits = fits
-        if parts and any(map(remembers, memories)):
+        if parts and jax.tree.leaves(memories):
             # Finite updates may overflow in the mean; committed, they would return in every step.
             leaves = jax.tree.leaves(result)
             returned = [
@@ -306,7 +303,7 @@ def coded_mean(
             ]
             finalized = [means[number] for number in filled]
             commits = fits & _all_finite_means(parts, encoded, finalized, returned)
-        kept = [*map(persistent, keep_if(commits, after, memories))]
+        kept = keep_if(commits, [*map(persistent, after)], [*map(persistent, memories)])
         own = separated([memory.own for memory in kept])
         metrics: Any = state.diagnostics
         if diagnostics and parts:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, Codec, PyTree, exposes_nonfinite
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
     Encoded,
@@ -22,7 +22,7 @@ Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 
 def _checkable(codec: Codec, statistic: PyTree) -> list[jax.Array]:
     """The statistics that are non-finite if the unit is; empty if there are none."""
-    leaves = jax.tree.leaves(statistic) if exposes_nonfinite(codec.measure) else []
+    leaves = jax.tree.leaves(statistic) if "measure" in codec.fast.exposes_nonfinite else []
     return [leaf for leaf in leaves if leaf.size]
 
 
@@ -31,7 +31,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
 
     # The sum of such payloads is not finite if a unit of any worker is not.
     sends_statistics = {*jax.tree.leaves(codec.reduce_statistics)} - {"equal"}
-    flagged_by_payload = exposes_nonfinite(codec.encode) and not sends_statistics
+    flagged_by_payload = "encode" in codec.fast.exposes_nonfinite and not sends_statistics
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)

@@ -210,5 +210,5 @@ def fetch_sgd(
 
         return Exchanged(units, finite, sent)
 
-    unit_codec = sketch._replace(init=init)
+    unit_codec = sketch.replace(init=init)
     return coded_mean(axis_name, unit_codec, exchange, options, redraws=False)

@@ -14,10 +14,7 @@ from jaxcomm._contract import (
     Codec,
     Context,
     Entries,
-    MappedDecode,
     PyTree,
-    SparseDecode,
-    add_of,
 )
 from jaxcomm.aggregation._agreement import all_finite, over_units, reduce_statistics
 from jaxcomm.aggregation._exchange import (
@@ -102,9 +99,8 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         def decoded(
             part: Part, context: Context, payloads: PyTree, statistics: PyTree
         ) -> jax.Array:
-            decode = part.codec.decode
-            mapped = decode if isinstance(decode, MappedDecode) else None
-            inner = mapped.inner if mapped else decode
+            fast, mapped = part.codec.fast, part.codec.fast.mapped
+            entries = mapped.entries if mapped else fast.entries
 
             def from_sender(decode: Callable[..., Decoded]) -> Callable[..., Decoded]:
                 def apply(content: tuple[PyTree, PyTree], *rest: Any) -> Decoded:
@@ -117,12 +113,12 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
 
             common = context if share_statistics else context.replace(statistics=())
             mean = decoded_mean(
-                from_sender(inner),
+                from_sender(mapped.decode if mapped else part.codec.decode),
                 (payloads, statistics),
                 common,
                 mapped.within(context).shape if mapped else part.x.shape,
-                from_sender(inner.entries) if isinstance(inner, SparseDecode) else None,
-                from_sender(add) if (add := add_of(inner)) else None,
+                from_sender(entries) if entries else None,
+                from_sender(fast.add) if fast.add else None,
                 start,
             )
             return mapped.back(mean, part.x.shape) if mapped else mean

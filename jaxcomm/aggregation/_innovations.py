@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Codec, Context, Marked, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Fast, Memory, PyTree
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._shifted import add, no_sum
 
@@ -27,10 +27,11 @@ def _decode_exactly(context: Context, payload: ExactPayload) -> jax.Array:
 
 
 EXACT = Codec(
-    encode=Marked(_encode_exactly, linear=True, exposes_nonfinite=True),
+    encode=_encode_exactly,
     decode=_decode_exactly,
     combine="sum",
     layout="shared_statistics",
+    fast=Fast(linear=("encode",), exposes_nonfinite=("encode",)),
 )
 """All coordinates in float32."""
 

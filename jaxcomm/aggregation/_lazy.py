@@ -28,7 +28,6 @@ from jaxcomm.aggregation._innovations import (
 from jaxcomm.aggregation._local import decode_local, encode_local
 from jaxcomm.aggregation._options import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import require_steps
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._scaled import contraction_of, require_contraction
 
 
@@ -164,7 +163,7 @@ def lazy(
     exchange_innovations = _exchange_of(axis_name, inner)
 
     def init(x: jax.Array) -> Memory:
-        if remembers(inner.init(x)):
+        if jax.tree.leaves(inner.init(x)):
             raise ValueError(
                 "`lazy` takes a codec without memory: what is not sent stays in the difference to "
                 "the last upload. Remove the feedback around this codec."
@@ -225,7 +224,7 @@ def lazy(
         ratios = {"uploads": (jnp.where(after.own.skipped == 0, one, 0), one)}
         return Diagnostics(x - context.memory.own.last.total, ratios=ratios)
 
-    unit_codec = inner._replace(
+    unit_codec = inner.replace(
         init=init, finalize=aggregated, diagnose=diagnose, drop_overflow=None
     )
     return coded_mean(axis_name, unit_codec, exchange, options)

@@ -30,7 +30,7 @@ def without_global_diagnostics(codec: Codec) -> Codec:
         local = {name: ratio for name, ratio in metrics.ratios.items() if name != "union_density"}
         return metrics._replace(ratios=local)
 
-    return codec._replace(diagnose=diagnose)
+    return codec.replace(diagnose=diagnose)
 
 
 def encode_local(

@@ -143,8 +143,7 @@ def recursive_doubling_mean(
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         scale = headroom(workers)
         sums = [part.x for part in parts]
-        after: list[list[PyTree]] = [[] for _ in parts]
-        inputs: list[list[tuple[Context, jax.Array]]] = [[] for _ in parts]
+        encoded: list[list[tuple[Context, jax.Array, Memory]]] = [[] for _ in parts]
         sent: list[jax.Array] = []
         partial_sums: list[jax.Array] = []
 
@@ -160,8 +159,7 @@ def recursive_doubling_mean(
             contents = []
             for unit, (context, x) in enumerate(zip(contexts, sums, strict=True)):
                 content, memory = encode_local(codecs[number], context, x)
-                after[unit].append(memory.own)
-                inputs[unit].append((context.replace(statistics=content[1]), x))
+                encoded[unit].append((context.replace(statistics=content[1]), x, memory))
                 contents.append(content)
             return contexts, contents
 
@@ -196,18 +194,17 @@ def recursive_doubling_mean(
             totals = nan_unless_all_fit(axis_name, partial_sums, totals)
         units = [
             Encoded(
-                part.context.replace(statistics=each), Memory(own, ()), x * (1 / scale / workers)
+                part.context,
+                Memory([memory.own for *_, memory in rounds], report=rounds),
+                x * (1 / scale / workers),
             )
-            for part, each, own, x in zip(parts, inputs, after, totals, strict=True)
+            for part, rounds, x in zip(parts, encoded, totals, strict=True)
         ]
         return Exchanged(units, finite, lambda: sent)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         rounds = [
-            codec.diagnose(round_context, round_input, Memory(own, ()))
-            for codec, (round_context, round_input), own in zip(
-                plan()[2], context.statistics, after.own, strict=True
-            )
+            codec.diagnose(*each) for codec, each in zip(plan()[2], after.report, strict=True)
         ]
         return rounds[0]._replace(
             totals=add_totals(each.totals for each in rounds),
@@ -216,7 +213,7 @@ def recursive_doubling_mean(
 
     # The codec of the first round, since the number of workers is not known yet.
     first = without_global_diagnostics(codec_for(1))
-    unit_codec = first._replace(
+    unit_codec = first.replace(
         init=init, diagnose=diagnose, finalize=mean_is_update, drop_overflow=first
     )
     return coded_mean(axis_name, unit_codec, exchange, options, diagnosed=(first,))

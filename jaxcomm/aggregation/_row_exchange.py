@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree, add_of
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._gathered import decoded_mean
 from jaxcomm.aggregation._local import decode_local, encode_local
@@ -30,15 +30,15 @@ def split_coins(coins: Coins, workers: int) -> Coins:
 
 def encode_rows(
     codec: Codec, context: Context, rows: jax.Array
-) -> tuple[tuple[PyTree, PyTree], Context, PyTree]:
+) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
     """Encodes rows `[workers, ...]`, each with separate coins, memory and statistics.
 
     Returns:
       The payloads with their statistics, [workers, ...]; the context with these statistics; and the
-      `Memory.own` after encoding.
+      memory after encoding.
     """
     content, memory = jax.vmap(functools.partial(encode_local, codec))(context, rows)
-    return content, context.replace(statistics=content[1]), memory.own
+    return content, context.replace(statistics=content[1]), memory
 
 
 def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree) -> jax.Array:
@@ -58,7 +58,7 @@ def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree
         content,
         mine.replace(statistics=()),
         mine.shape,
-        added=from_sender(add) if (add := add_of(codec.decode)) else None,
+        added=from_sender(codec.fast.add) if codec.fast.add else None,
     )
 
 

@@ -17,7 +17,7 @@ from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._agreement import all_finite, join_small
-from jaxcomm.aggregation._coded import persistent, restored, separated, unit_context
+from jaxcomm.aggregation._coded import restored, separated, unit_context
 from jaxcomm.aggregation._local import encode_local, local_memory
 from jaxcomm.aggregation._narrow_mean import mean_of_rows
 from jaxcomm.aggregation._row_exchange import (
@@ -129,7 +129,7 @@ class CodedEnd:
 
     def _codec_of(self, unit: Unit) -> Codec:
         """The codec whose memory is that of a unit."""
-        codec = self.codec._replace(init=lambda x: Memory(self.codec.init(x).own))
+        codec = self.codec.replace(init=lambda x: Memory(self.codec.init(x).own))
         if self.of_rows:
             codec = stacked(codec)
         return stacked(codec) if unit.form == "stacked" else codec
@@ -141,10 +141,7 @@ class CodedEnd:
             axes = self.of_rows + (unit.form == "stacked")
             one = x.reshape(-1, *x.shape[axes:])[0] if x.size else jnp.zeros(x.shape[axes:])
             local_memory(self.codec, one, "sharded_server", "the owner of a slice")
-        return [
-            persistent(self._codec_of(unit).init(x)).own
-            for unit, x in zip(units, arrays, strict=True)
-        ]
+        return [self._codec_of(unit).init(x).own for unit, x in zip(units, arrays, strict=True)]
 
     def units_of(self, rows: PyTree) -> list[jax.Array]:
         """The units of the rows of all workers, as memory holds them.
@@ -197,7 +194,7 @@ class CodedEnd:
         arrays = [*map(weighed, split.arrays)]
         contexts = self._contexts(split, coins, memory)
 
-        def send(context: Context, rows: jax.Array) -> tuple[PyTree, tuple[Context, PyTree]]:
+        def send(context: Context, rows: jax.Array) -> tuple[PyTree, tuple[Context, Memory]]:
             row = Context(split_coins(context.coins, workers), context.memory, shape=rows.shape[1:])
             content, row, after = encode_rows(self.codec, row, rows)
             return content, (row, after)
@@ -212,10 +209,10 @@ class CodedEnd:
             for u, x in zip(split.units, arrays, strict=True)
         ]
         after = [context.memory for context in contexts]
-        for i, (_, (row, own)), content in zip(filled, sent, received, strict=True):
+        for i, (_, (row, memory_of_rows)), content in zip(filled, sent, received, strict=True):
             means[i] = map_stack(split.units[i], owned, (0, 1))(row, content)
-            after[i] = Memory(own)
-        kept = [persistent(each).own for each in after]
+            after[i] = memory_of_rows
+        kept = [each.own for each in after]
         return Pushed(split.join(means), jnp.all(flags == 0), kept)
 
     def pull(
@@ -253,4 +250,4 @@ class CodedEnd:
             after[i] = own
         joined = jax.vmap(split.join)(rows)
         fits = jnp.all(flags == 0) & leaves_finite(joined)
-        return Pulled(joined, fits, [persistent(each).own for each in after])
+        return Pulled(joined, fits, [each.own for each in after])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import PyTree
-from jaxcomm._resize import is_of_last_step, mean_over_workers
+from jaxcomm._resize import mean_over_workers
 from jaxcomm.aggregation._rows import from_slices, to_slices
 from jaxcomm.aggregation._server_ends import CodedEnd
 
@@ -32,15 +32,13 @@ def resize_memory(
     Raises:
       ValueError: If the codec keeps memory that is no array like the unit.
     """
-    flat = [[jax.tree_util.tree_leaves_with_path(memory) for memory in tree] for tree in (old, new)]
+    flat = [[*map(jax.tree.leaves, tree)] for tree in (old, new)]
     if not any(flat[0]):
         return new
     olds, news = ([*zip(*leaves, strict=True)] for leaves in flat)
     resized = [
-        [x for _, x in b]
-        if is_of_last_step(a[0][0])
-        else _resize_arrays(end, like, [x for _, x in a], [x for _, x in b])
-        for a, b in zip(olds, news, strict=True)
+        _resize_arrays(end, like, [*before], [*after])
+        for before, after in zip(olds, news, strict=True)
     ]
     return [
         jax.tree.unflatten(jax.tree.structure(memory), [column[unit] for column in resized])

@@ -150,5 +150,5 @@ def sketched_sgd(
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=accumulated(context.memory, x).residual)
 
-    unit_codec = sketch._replace(init=init, diagnose=diagnose)
+    unit_codec = sketch.replace(init=init, diagnose=diagnose)
     return coded_mean(axis_name, unit_codec, exchange, options)

@@ -119,7 +119,7 @@ def common_state(
                 f"The stages of `{user}` share one state, so their states must have the same "
                 f"structure, but {difference[0]}. Use the same wrappers, `scope` and `diagnostics` "
                 "in all stages, and codecs of one `layout`, such as "
-                "`codec._replace(layout='concatenated')`."
+                "`codec.replace(layout='concatenated')`."
             )
     return stages[origin].init(params)
 

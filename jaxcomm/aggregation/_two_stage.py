@@ -20,7 +20,7 @@ from jaxcomm._contract import (
     mean_is_update,
 )
 from jaxcomm._require import checked
-from jaxcomm._resize import is_of_last_step, mean_over_workers
+from jaxcomm._resize import mean_over_workers
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
 from jaxcomm.aggregation._coded import ResizeUnit, coded_mean
@@ -52,10 +52,12 @@ class TwoStageMemory(NamedTuple):
 
 
 class _Stages(NamedTuple):
-    """The `statistics` of a unit's context: the inputs of `diagnose` for both stages."""
+    """The report of a unit: what `diagnose` needs of both stages."""
 
     rows: Context  # of the rows that the worker sends, [workers, ...]
+    rows_after: Memory
     mean: Context  # of the mean of the row that it owns
+    mean_after: Memory
     owned: jax.Array  # that mean, before encoding
 
 
@@ -82,11 +84,11 @@ def _codec_of_units(
         )
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        stages, workers = context.statistics, _axis.size(axis_name)
+        stages, workers = after.report, _axis.size(axis_name)
         rows = diagnose_each(
-            codec.diagnose, stages.rows, layout.apart(x, workers), Memory(after.own.sent, ())
+            codec.diagnose, stages.rows, layout.apart(x, workers), stages.rows_after
         )
-        mean = mean_codec.diagnose(stages.mean, stages.owned, Memory(after.own.mean, ()))
+        mean = mean_codec.diagnose(stages.mean, stages.owned, stages.mean_after)
         # A worker sends n rows but owns one mean; the factor weights both stages equally.
         mean_ratios = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
         common = rows.errors.keys() & mean.errors.keys()
@@ -99,7 +101,7 @@ def _codec_of_units(
             mean.constants | rows.constants,
         )
 
-    return codec._replace(
+    return codec.replace(
         init=init,
         diagnose=diagnose,
         finalize=mean_is_update,
@@ -143,22 +145,17 @@ def _resize_rows(layout: RowLayout) -> ResizeUnit:
             one = lambda rows: recut(rows, like, workers)  # noqa: E731
             return jax.vmap(one)(rows) if stacked else one(rows)
 
-        def sent(path: tuple[Any, ...], before: jax.Array, after: jax.Array) -> jax.Array:
-            if is_of_last_step(path):
-                return after
+        def sent(before: jax.Array, after: jax.Array) -> jax.Array:
             mean = mean_over_workers(before, 1, " of `two_stage_mean`")[0]
             return jnp.broadcast_to(split(mean, len(after)), after.shape)
 
-        def owned(path: tuple[Any, ...], before: jax.Array, after: jax.Array) -> jax.Array:
-            if is_of_last_step(path):
-                return after
+        def owned(before: jax.Array, after: jax.Array) -> jax.Array:
             if not stacked:
                 return split(before, len(after))
             return jnp.swapaxes(split(jnp.swapaxes(before, 0, 1), len(after)), 0, 1)
 
-        map_leaves = jax.tree_util.tree_map_with_path
         return TwoStageMemory(
-            map_leaves(sent, old.sent, new.sent), map_leaves(owned, old.mean, new.mean)
+            jax.tree.map(sent, old.sent, new.sent), jax.tree.map(owned, old.mean, new.mean)
         )
 
     return resize
@@ -257,10 +254,10 @@ def two_stage_mean(
         for part, (_, (row, mean, row_memory)), x, (own, mean_memory), content in zip(
             parts, sent, means, resent, gathered, strict=True
         ):
-            stages = _Stages(row, mean.replace(statistics=own[1]), x)
-            after = Memory(TwoStageMemory(row_memory, mean_memory.own), ())
+            stages = _Stages(row, row_memory, mean.replace(statistics=own[1]), mean_memory, x)
+            after = Memory(TwoStageMemory(row_memory.own, mean_memory.own), report=stages)
             result = map_stack(part.unit, restore, (0, 0, 1))(part.context, mean, content)
-            units.append(Encoded(part.context.replace(statistics=stages), after, result))
+            units.append(Encoded(part.context, after, result))
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
             fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
             units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]

@@ -21,7 +21,6 @@ from jaxcomm._units import Scope, require_floating
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
-from jaxcomm.compression._overflow import remembers
 
 Codecs = Codec | Mapping[str, Codec] | None
 Gather = Callable[..., PyTree]
@@ -69,7 +68,7 @@ class _Level:
 
 
 def _stateless(end: CodedEnd, tree: PyTree) -> list[PyTree]:
-    if remembers(jax.eval_shape(end.codec.init, jnp.zeros(1))):
+    if jax.tree.leaves(jax.eval_shape(end.codec.init, jnp.zeros(1))):
         raise ValueError(
             "`weight_gather` takes codecs without memory, since a loss has no state. For feedback "
             "use `jaxcomm.sharded_server`, which keeps it beside the optimizer state."

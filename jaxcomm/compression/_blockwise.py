@@ -14,15 +14,14 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
+    Fast,
     Memory,
     PyTree,
-    SparseDecode,
-    entries_of,
+    scattered,
 )
 from jaxcomm._require import require_codec
 from jaxcomm.compression._diagnosed import diagnose_each
-from jaxcomm.compression._integers import IntegerEncode, Integers, integers_of
-from jaxcomm.compression._overflow import remembers
+from jaxcomm.compression._integers import Integers
 from jaxcomm.compression._sizes import require_countable
 from pallas_kernels._dispatch import target
 
@@ -92,7 +91,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(block_size))
-        if remembers(memory):
+        if jax.tree.leaves(memory):
             raise ValueError(
                 "`blockwise` takes codecs without memory. Put the feedback outside: "
                 "`error_feedback(blockwise(codec, block_size))`."
@@ -114,9 +113,8 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         return from_blocks(blocks, context.shape)
 
     def entries(context: Context, payload: PyTree) -> Entries:
-        of_block = entries_of(codec)
-        assert of_block is not None
-        indices, values = jax.vmap(per_block(of_block, context))(
+        assert codec.fast.entries is not None
+        indices, values = jax.vmap(per_block(codec.fast.entries, context))(
             *coins_and_statistics(context), payload
         )
         first = jnp.arange(len(indices), dtype=jnp.uint32)[:, None] * jnp.uint32(block_size)
@@ -165,15 +163,13 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
             likely=lambda size: inner.likely(block_size),
         )
 
-    integers = integers_of(codec)
+    integers = codec.fast.integers
     has_levels = integers is not None and integers.kind == "levels"
-    return codec._replace(
+    return codec.replace(
         init=init,
         measure=measure,
-        encode=IntegerEncode(encode, integers=integers_of_blocks(integers))
-        if integers is not None and has_levels
-        else encode,
-        decode=SparseDecode(entries) if entries_of(codec) else decode,
+        encode=encode,
+        decode=scattered(entries) if codec.fast.entries else decode,
         diagnose=diagnose,
         claims=codec.claims._replace(
             variance=per_block_bound(codec.claims.variance),
@@ -181,4 +177,8 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         ),
         layout="independent",
         drop_overflow=codec.drop_overflow and blockwise(codec.drop_overflow, block_size),
+        fast=Fast(
+            entries=entries if codec.fast.entries else None,
+            integers=integers_of_blocks(integers) if has_levels else None,
+        ),
     )

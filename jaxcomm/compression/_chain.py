@@ -16,21 +16,22 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
+    Fast,
     Memory,
     PyTree,
-    SparseDecode,
+    no_statistics,
+    scattered,
 )
 from jaxcomm._require import require_codec
 from jaxcomm.compression._chain_claims import claims_of_chain, for_one_worker
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
+    Selection,
     choose_layout,
     pack_indices,
     unpack_indices,
 )
-from jaxcomm.compression.sparsifiers._selecting import Selecting, selection_of
 
 
 class ChainPayload(NamedTuple):
@@ -51,10 +52,10 @@ def _exactly(dtype: jnp.dtype) -> Codec:
     """Sends values in the dtype in which a selection sends them."""
     codec = cast(dtype)
     is_exact = dtype == jnp.float32
-    return codec._replace(claims=Claims(variance=lambda size, workers: 0.0)) if is_exact else codec
+    return codec.replace(claims=Claims(variance=lambda size, workers: 0.0)) if is_exact else codec
 
 
-def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selecting], Codec]:
+def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selection], Codec]:
     """The codecs that select, how they do, and the codec of the values.
 
     Raises:
@@ -65,7 +66,7 @@ def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selecting], Cod
     selections = []
     for number, codec in enumerate(codecs, 1):
         require_codec(codec, f"codecs[{number - 1}]", user="chain")
-        selection, is_last = selection_of(codec), number == len(codecs)
+        selection, is_last = codec.fast.selection, number == len(codecs)
         if selection is None and not is_last:
             raise ValueError(
                 f"All codecs of `chain` but the last must select coordinates and send them as they "
@@ -198,7 +199,7 @@ def chain(*codecs: Codec) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = last.init(jnp.zeros(sizes_of(x.size)[-1]))
-        if remembers(memory):
+        if jax.tree.leaves(memory):
             raise ValueError(
                 "The last codec of `chain` must have no memory, since other coordinates are "
                 "selected in each step. Put the feedback outside: `error_feedback(chain(...))`."
@@ -257,17 +258,16 @@ def chain(*codecs: Codec) -> Codec:
     claims = for_one_worker(last.claims) if sent else last.claims
     for codec, selection in zip(reversed(first), reversed(selections), strict=True):
         claims = claims_of_chain(codec, selection, claims)
-    codec = Codec(
+    return Codec(
         encode=encode,
-        decode=SparseDecode(entries),
+        decode=scattered(entries),
         init=init,
         diagnose=diagnose,
         claims=claims,
         drop_overflow=last.drop_overflow and chain(*first, last.drop_overflow),
         scope="leaf" if any(codec.scope == "leaf" for codec in codecs) else "bucket",
-    )
-    if sent:
-        return codec
-    return codec._replace(
-        measure=measure, reduce_statistics=last.reduce_statistics, combine=combine
+        measure=no_statistics if sent else measure,
+        reduce_statistics=() if sent else last.reduce_statistics,
+        combine=None if sent else combine,
+        fast=Fast(entries=entries),
     )

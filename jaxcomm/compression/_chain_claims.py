@@ -1,10 +1,10 @@
 """Bounds on the error of a selection of coordinates before another codec."""
 
 from jaxcomm._contract import Claims, Codec
-from jaxcomm.compression.sparsifiers._selecting import Selecting
+from jaxcomm.compression.sparsifiers._indices import Selection
 
 
-def claims_of_chain(selecting: Codec, selection: Selecting, of_values: Claims) -> Claims:
+def claims_of_chain(selecting: Codec, selection: Selection, of_values: Claims) -> Claims:
     """The claims of a selection before a codec with the claims `of_values`."""
     variance, contraction, _ = selecting.claims
     inner = of_values

@@ -12,14 +12,11 @@ from jaxcomm._contract import (
     Coins,
     Context,
     Diagnostics,
-    Marked,
     Memory,
     PyTree,
-    exposes_nonfinite,
 )
 from jaxcomm._require import require_codec
 from jaxcomm._resize import Coding, encoded_by
-from jaxcomm.compression._overflow import remembers
 
 
 class CompressedArray(NamedTuple):
@@ -187,7 +184,7 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         return context.replace(memory=loaded(context.memory, context.shape))
 
     def init(x: jax.Array) -> Memory:
-        if remembers(storage.init(x)):
+        if jax.tree.leaves(storage.init(x)):
             raise ValueError("`storage` of `compressed_memory` must be a codec without memory.")
         memory = codec.init(x)
         if not any(is_array_of(leaf, x.shape) for leaf in jax.tree.leaves(memory.own)):
@@ -221,11 +218,14 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return codec.diagnose(inner(context), x, loaded(after, context.shape))
 
-    return codec._replace(
+    return codec.replace(
         init=init,
-        measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
-        encode=Marked(encode, exposes_nonfinite=exposes_nonfinite(codec.encode)),
+        measure=measure,
+        encode=encode,
         finalize=finalize,
         diagnose=diagnose,
         drop_overflow=codec.drop_overflow and compressed_memory(codec.drop_overflow, storage),
+        fast=codec.fast._replace(
+            linear=(), with_residual=None
+        ),  # The payload and how it decodes do not change.
     )

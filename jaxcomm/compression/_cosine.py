@@ -13,15 +13,13 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
-    MappedDecode,
+    Fast,
+    Mapped,
     Memory,
     PyTree,
-    SparseDecode,
-    entries_of,
 )
 from jaxcomm._require import require_codec
 from jaxcomm.compression._blockwise import blockwise
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product, require_count
 
 MOST = 256
@@ -135,7 +133,7 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
     def init(x: jax.Array) -> Memory:
         _, size = within(Context.of(x)).shape
         memory = codec.init(jnp.zeros(size))
-        if remembers(memory):
+        if jax.tree.leaves(memory):
             raise ValueError(
                 "`cosine` takes codecs without memory. Put the feedback outside: "
                 "`error_feedback(cosine(codec))`."
@@ -150,11 +148,14 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
         inner = within(context)
         return of_chunks(inner.shape[1]).encode(inner, coefficients(x))
 
-    def decode(inner: Context, payload: PyTree) -> jax.Array:
+    def of_coefficients(inner: Context, payload: PyTree) -> jax.Array:
         return of_chunks(inner.shape[1]).decode(inner, payload)
 
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        return back(of_coefficients(within(context), payload), context.shape)
+
     def entries(inner: Context, payload: PyTree) -> Entries:
-        of_payload = entries_of(of_chunks(inner.shape[1]))
+        of_payload = of_chunks(inner.shape[1]).fast.entries
         assert of_payload is not None
         return of_payload(inner, payload)
 
@@ -171,11 +172,11 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
 
         return bound and (lambda size, workers: of_all(min(size, chunk**2), workers))
 
-    return codec._replace(
+    return codec.replace(
         init=init,
         measure=measure,
         encode=encode,
-        decode=MappedDecode(SparseDecode(entries) if entries_of(codec) else decode, within, back),
+        decode=decode,
         diagnose=diagnose,
         claims=codec.claims._replace(
             variance=worst(codec.claims.variance, max),
@@ -184,4 +185,7 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
         scope="leaf",
         layout="concatenated",
         drop_overflow=codec.drop_overflow and cosine(codec.drop_overflow, chunk),
+        fast=Fast(
+            mapped=Mapped(of_coefficients, within, back, entries if codec.fast.entries else None)
+        ),
     )

@@ -1,6 +1,5 @@
 """Which integers a payload has, so that another code of the same integers can replace it."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
@@ -8,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxcomm._contract import Codec, Context, Marked, PyTree, mark_of
+from jaxcomm._contract import Context, PyTree
 
 MOST_LIKELY = 2**13
 """The largest number of levels of which a codec states the likely probabilities."""
@@ -52,19 +51,6 @@ class Integers(NamedTuple):
     join: Callable[[Context, jax.Array, PyTree], PyTree]
     likely: Likely = lambda size: None
     certain: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class IntegerEncode(Marked):
-    """An `encode` whose payload consists of integers of a known range, and little else."""
-
-    integers: Integers | None = None
-
-
-def integers_of(codec: Codec) -> Integers | None:
-    """The integers in the codec's payload; `None` if it does not state them."""
-    mark = mark_of(codec.encode, IntegerEncode)
-    return mark.integers if mark else None
 
 
 def _normal_excess(t: np.ndarray) -> np.ndarray:

@@ -10,30 +10,20 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Codec, Context, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Fast, Memory, PyTree
 
 Policy: TypeAlias = Literal["nan", "drop"]
 
 
 class Overflow(NamedTuple):
-    """Memory that exists for `diagnostics=True` only: nothing that is sent depends on it."""
+    """The `Memory.report` of a codec with a capacity."""
 
-    overflow: jax.Array  # int32[], coordinates or parts beyond the capacity in the last step
-
-
-def no_overflow() -> Overflow:
-    """The memory before the first step."""
-    return Overflow(jnp.zeros((), jnp.int32))
+    overflow: jax.Array  # int32[], coordinates or parts beyond the capacity in this step
 
 
-def remembers(memory: Memory) -> bool:
-    """Whether anything that is sent depends on the memory."""
-    parts = jax.tree.leaves(memory, is_leaf=lambda part: isinstance(part, Overflow))
-    return not all(isinstance(part, Overflow) for part in parts)
-
-
-def overflow_totals(overflow: jax.Array) -> dict[str, jax.Array]:
-    """The overflow as `Diagnostics.totals`."""
+def overflow_totals(after: Memory) -> dict[str, jax.Array]:
+    """The overflow of a step as `Diagnostics.totals`; 0 before the first one."""
+    overflow = after.report.overflow if after.report else jnp.zeros((), jnp.int32)
     return {"overflow": overflow.astype(jnp.float32)}
 
 
@@ -45,7 +35,7 @@ def choose_form(overflow: Policy, *, drop_overflow: Codec, strict: Codec) -> Cod
     """
     if overflow not in get_args(Policy):
         raise ValueError(f"`overflow` must be one of {get_args(Policy)}, got {overflow!r}.")
-    return drop_overflow if overflow == "drop" else strict._replace(drop_overflow=drop_overflow)
+    return drop_overflow if overflow == "drop" else strict.replace(drop_overflow=drop_overflow)
 
 
 def nan_unless(fits: jax.Array, x: jax.Array) -> jax.Array:
@@ -64,7 +54,7 @@ def decoded_to_nan(codec: Codec, fits: Callable[[Context, PyTree], jax.Array]) -
     def decode(context: Context, payload: PyTree) -> jax.Array:
         return nan_unless(fits(context, payload), codec.decode(context, payload))
 
-    return codec._replace(decode=decode)
+    return codec.replace(decode=decode)
 
 
 def sent_as_nan(codec: Codec) -> Codec:
@@ -72,7 +62,7 @@ def sent_as_nan(codec: Codec) -> Codec:
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         payload, after = codec.encode(context, x)
-        values = nan_unless(after.own.overflow == 0, payload.values)
+        values = nan_unless(after.report.overflow == 0, payload.values)
         return payload._replace(values=values.astype(payload.values.dtype)), after
 
-    return codec._replace(encode=encode)
+    return codec.replace(encode=encode, fast=Fast(entries=codec.fast.entries))

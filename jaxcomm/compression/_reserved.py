@@ -6,7 +6,6 @@ import jax
 
 from jaxcomm._contract import Claims, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._scaled import contraction_of
 
 
@@ -58,8 +57,7 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
       Of two contractions it states the `contraction` :math:`1 - (1 - \delta_Q) (1 - \delta)`.
 
     Raises:
-      ValueError: If an argument is not a codec, or, in `init`, if it has memory, also that of a
-        capacity of `codec`.
+      ValueError: If an argument is not a codec, or, in `init`, if it has memory.
 
     Example:
       >>> import jax.numpy as jnp
@@ -100,7 +98,7 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
         return statistics, each.encode(of(context, number, statistics), x)[0]
 
     def init(x: jax.Array) -> Memory:
-        if jax.tree.leaves(codec.init(x)) or remembers(spikes.init(x)):
+        if jax.tree.leaves((codec.init(x), spikes.init(x))):
             raise ValueError(
                 "`reserved` takes codecs without memory. Put the feedback outside: "
                 "`error_feedback(reserved(codec, spikes))`."

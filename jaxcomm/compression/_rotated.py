@@ -10,7 +10,6 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.compression._overflow import remembers
 from jaxcomm.compression._sizes import require_countable
 
 
@@ -128,7 +127,7 @@ def rotated(codec: Codec) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(_padded(x.size)))
-        if remembers(memory):
+        if jax.tree.leaves(memory):
             raise ValueError(
                 "`rotated` takes codecs without memory, since the rotation changes at each "
                 "step. Put feedback outside: `error_feedback(rotated(codec))`."
@@ -158,7 +157,7 @@ def rotated(codec: Codec) -> Codec:
         merge = combine
         combine = lambda coins, *payloads: merge(inner_coins(coins), *payloads)  # noqa: E731
 
-    return codec._replace(
+    return codec.replace(
         init=init,
         measure=measure,
         encode=encode,

@@ -8,10 +8,9 @@ from jaxcomm._contract import (
     Claims,
     Codec,
     Context,
+    Fast,
     Memory,
     PyTree,
-    ResidualDecode,
-    with_residual_of,
 )
 from jaxcomm._require import require_codec
 
@@ -103,18 +102,26 @@ def scaled(codec: Codec) -> Codec:
         mean = codec.decode(context, payload)
         return mean / (1 + variance(context.size, context.workers))
 
-    inner = with_residual_of(codec)
+    inner = codec.fast.with_residual
 
     def with_residual(
         context: Context, x: jax.Array, kept: jax.Array, divisor: float
     ) -> tuple[PyTree, Memory, jax.Array]:
         assert inner is not None
         by = 1 + variance(context.size, context.workers)
-        result: tuple[PyTree, Memory, jax.Array] = inner(context, x, kept, divisor * by)
-        return result
+        return inner(context, x, kept, divisor * by)
 
-    return codec._replace(
-        decode=ResidualDecode(decode, codec.encode, with_residual) if inner else decode,
+    return codec.replace(
+        decode=decode,
         claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
         drop_overflow=codec.drop_overflow and scaled(codec.drop_overflow),
+        fast=Fast(  # Of the same `measure` and `encode`.
+            linear=codec.fast.linear,
+            exposes_nonfinite=codec.fast.exposes_nonfinite,
+            with_residual=with_residual if inner else None,
+            selection=codec.fast.selection,
+            integers=codec.fast.integers,
+            code=codec.fast.code,
+            bits=codec.fast.bits,
+        ),
     )

@@ -15,7 +15,7 @@ def stacked(codec: Codec) -> Codec:
     rows there are. All arrays of a context have one more leading dimension; its `shape` is that of
     one row.
     """
-    return codec._replace(
+    return codec.replace(
         init=jax.vmap(codec.init),
         measure=jax.vmap(codec.measure),
         encode=jax.vmap(codec.encode),

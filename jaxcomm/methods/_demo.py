@@ -22,7 +22,7 @@ def _signs_of_mean(codec: Codec) -> Codec:
         update, after = codec.finalize(context, payload, mean)
         return jnp.sign(update), after
 
-    return codec._replace(finalize=finalize)
+    return codec.replace(finalize=finalize)
 
 
 @checked()

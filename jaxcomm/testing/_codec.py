@@ -32,7 +32,7 @@ def check_codec(
       shape, and memory keeps its structure, shapes and dtypes.
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
-    - `entries`, for a :class:`jaxcomm.SparseDecode`: each coordinate occurs at most once.
+    - `entries`, for a codec that states them in `fast`: each coordinate occurs at most once.
     - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
       and with these statistics coordinates are encoded independently.
     - `encode leaves shared memory`: `encode` does not change `memory.shared`.
@@ -66,7 +66,7 @@ def check_codec(
       >>> from jaxcomm.compression.quantizers import dither
       >>> from jaxcomm.testing import check_codec
       >>> check_codec(dither(levels=3))
-      >>> truncating = dither(levels=3)._replace(decode=lambda context, payload: ...)
+      >>> truncating = dither(levels=3).replace(decode=lambda context, payload: ...)
       >>> check_codec(truncating)
       Traceback (most recent call last):
       AssertionError: law 'decoded': ...

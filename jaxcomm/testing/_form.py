@@ -83,7 +83,7 @@ def _require_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
         joined = None if codec.combine is None else payload
         update, final = codec.finalize(context.replace(memory=after), joined, mean)
         require_types(DECODED, update, mean, f"the update of `finalize` {what}")
-        return memory, after, final
+        return memory, after.kept, final.kept
 
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     x = jax.ShapeDtypeStruct(shape, "float32")

@@ -60,4 +60,4 @@ def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
         for name, tree in {"the update": updates, "`memory.shared`": final.shared}.items():
             first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), tree)
             require_equal(FINALIZED, tree, first, f"{name} after `finalize` {what}")
-        memories = final
+        memories = final.kept

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree, entries_of
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
 from jaxcomm.testing._form import RECEIVERS
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
@@ -37,7 +37,7 @@ def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
     second = jax.tree.map(lambda leaf: leaf[1], mapped)
     require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
     _require_received(codec, context, payload, after, other)
-    if (entries := entries_of(codec)) is not None:
+    if (entries := codec.fast.entries) is not None:
         received = context.received()
         indices, values = entries(received, payload)
         # Error feedback sets the entries and a mean adds them; duplicates would differ.

@@ -231,9 +231,7 @@ def test_errors_of_two_stages_are_averaged() -> None:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(x, errors={"lost": jnp.float32(0.25)})
 
-    tx = jaxcomm.two_stage_mean(
-        "data", dither(bits=8)._replace(diagnose=diagnose), diagnostics=True
-    )
+    tx = jaxcomm.two_stage_mean("data", dither(bits=8).replace(diagnose=diagnose), diagnostics=True)
     given = gradients(4)
     _, state = aggregator(tx, 4, "vmap")(given, initial(tx, given, "vmap"), jnp.ones(4))
     np.testing.assert_allclose(state.diagnostics["lost"], 0.25, rtol=1e-6)

@@ -95,7 +95,7 @@ def both_layouts(
     form: Callable[[Codec], optax.GradientTransformation], codec: Codec
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     assert codec.layout == "shared_statistics"
-    joined = codec._replace(layout="concatenated")
+    joined = codec.replace(layout="concatenated")
     return second_update(form(codec)), second_update(form(joined))
 
 
@@ -213,7 +213,7 @@ def test_a_layout_is_one_of_three() -> None:
     with pytest.raises(
         ValueError, match=r"`layout` must be one of .*'shared_statistics'.*, got 'joind'"
     ):
-        all_reduce_mean("data", dither()._replace(layout="joind"))
+        all_reduce_mean("data", dither().replace(layout="joind"))
 
 
 def test_a_bitmap_is_not_shared() -> None:
@@ -239,7 +239,7 @@ def test_nested_stages_are_those_of_joined_buckets() -> None:
         return second_step(tx, updates(), "outer", "inner")[0]
 
     codec = error_feedback(scaled(dither(levels=2)))
-    assert_same_draws(nested(codec), nested(codec._replace(layout="concatenated")))
+    assert_same_draws(nested(codec), nested(codec.replace(layout="concatenated")))
 
 
 def test_a_bound_is_asked_for_what_shares_statistics() -> None:

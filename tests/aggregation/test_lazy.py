@@ -158,7 +158,7 @@ def test_of_other_numbers_it_is_so_to_rounding(combined: str) -> None:
     """Each mean of innovations is rounded once, so that errors add up as those of a random walk."""
     codec = blockwise(dither(bits=8), 2)
     if combined == "gathered":
-        codec = codec._replace(combine=None)
+        codec = codec.replace(combine=None)
     tx, steps = jaxcomm.lazy("data", codec, threshold=0.01, memory=2), 3000
     run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
 

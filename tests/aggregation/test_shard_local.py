@@ -166,7 +166,7 @@ def test_mistakes_of_shards() -> None:
         on_shards(lacking, {"data"})(placed, lacking.init(params))
     with pytest.raises(ValueError, match="takes aggregators"):
         jaxcomm.shard_local(optax.sgd(0.1), SPECS)
-    shared = dither()._replace(init=lambda x: jaxcomm.Memory((), jnp.zeros(2)))
+    shared = dither().replace(init=lambda x: jaxcomm.Memory((), jnp.zeros(2)))
     tx = jaxcomm.shard_local(jaxcomm.all_reduce_mean("data", shared), SPECS)
     with pytest.raises(ValueError, match=r"state at .shared\[0\] differs over \['model'\]"):
         on_shards(tx, {"data", "model"})(placed, tx.init(params))

@@ -37,12 +37,12 @@ def _truncating() -> Codec:
         codes = x / jnp.where(norm > 0, norm, 1) * levels
         return DitherPayload(codes.astype(jnp.int8)), context.memory
 
-    return dither(bits=8)._replace(encode=encode)
+    return dither(bits=8).replace(encode=encode)
 
 
 def _anothers_coins() -> Codec:
     codec = dither(bits=8)
-    return codec._replace(encode=lambda context, x: codec.encode(context.received(), x))
+    return codec.replace(encode=lambda context, x: codec.encode(context.received(), x))
 
 
 def _one_bit_too_narrow() -> Codec:
@@ -57,7 +57,7 @@ def _one_bit_too_narrow() -> Codec:
         doubled = codec.decode(told_of_half(context), payload)
         return doubled * half(context.count) / context.count
 
-    return codec._replace(
+    return codec.replace(
         encode=lambda context, x: codec.encode(told_of_half(context), x), decode=decode
     )
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxcomm
-from jaxcomm import Claims, Codec, Context, Entries, Memory, PerWorker, SparseDecode
+from jaxcomm import Claims, Codec, Context, Entries, Fast, Memory, PerWorker, scattered
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec
 from tests.cases import CASES, Case, rows
@@ -98,7 +98,7 @@ def whole(
         combine="sum",
         claims=Claims(variance=lambda size, workers: size * workers / (4 * levels(workers) ** 2)),
     )
-    return codec._replace(**changes)
+    return codec.replace(**changes)
 
 
 def with_memory(memory: Memory, **changes: Any) -> Codec:
@@ -110,11 +110,11 @@ def _encode_then(change: Callable[[Memory], Memory], codec: Codec) -> Codec:
         payload, after = codec.encode(context, x)
         return payload, change(after)
 
-    return codec._replace(encode=encode)
+    return codec.replace(encode=encode)
 
 
 def _decoded(change: Callable[[Context, jax.Array], jax.Array], codec: Codec) -> Codec:
-    return codec._replace(
+    return codec.replace(
         decode=lambda context, payload: change(context, codec.decode(context, payload))
     )
 
@@ -136,7 +136,7 @@ def _told_twice() -> Codec:
         half = payload.value / (2 * context.count)
         return Entries(jnp.stack([payload.at] * 2), jnp.stack([half] * 2))
 
-    return Codec(encode=encode, decode=SparseDecode(entries))
+    return Codec(encode=encode, decode=scattered(entries), fast=Fast(entries=entries))
 
 
 def _private(context: Context, x: jax.Array) -> jax.Array:
@@ -203,7 +203,7 @@ def _about_the_mean() -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[Levels, Memory]:
         return codec.encode(context, x - jnp.mean(x))
 
-    return codec._replace(encode=encode)
+    return codec.replace(encode=encode)
 
 
 COUNT = Memory(shared=jnp.zeros(()))
@@ -217,7 +217,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
     ),
     "claims too much contraction": (
         "contraction",
-        lambda: top_k(k=4)._replace(claims=Claims(contraction=lambda size, workers: 0.5)),
+        lambda: top_k(k=4).replace(claims=Claims(contraction=lambda size, workers: 0.5)),
     ),
     "wraps": ("sums", lambda: whole(levels=lambda workers: 127)),
     "forgets the count": (

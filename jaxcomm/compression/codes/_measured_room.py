@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxcomm._contract import Codec, Context
 from jaxcomm._require import require_codec, require_untraced
-from jaxcomm.compression.codes._variable_length import VariableLengthEncode
 
 
 def measured_room(
@@ -46,8 +45,8 @@ def measured_room(
     """
     require_codec(codec, user="measured_room")
     require_untraced(quantile, "quantile")
-    encode = codec.encode
-    if not isinstance(encode, VariableLengthEncode) or encode.bits_of is None:
+    bits_of = codec.fast.bits
+    if bits_of is None:
         raise ValueError(
             "`measured_room` needs a codec of `jaxcomm.compression.codes` itself, such as "
             "`elias(dither(levels=7))`, without feedback."
@@ -60,14 +59,12 @@ def measured_room(
             f"{updates.shape}."
         )
 
-    bits_of = encode.bits_of
-
     @jax.jit
     def lengths(key: jax.Array, x: jax.Array) -> jax.Array:
         coins = Context.of(x).coins._replace(public=key, private=jax.random.fold_in(key, 1))
         context = Context(coins, codec.init(x), shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
-        payload, _ = encode(context, x)
+        payload, _ = codec.encode(context, x)
         return bits_of(context, payload)
 
     keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), len(updates))

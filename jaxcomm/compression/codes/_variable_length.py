@@ -1,6 +1,5 @@
 """Sends the integers of a codec in a code whose length depends on them, in a fixed room."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,21 +14,20 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
-    Marked,
+    Fast,
     Memory,
     PyTree,
-    SparseDecode,
-    entries_of,
+    no_memory,
+    scattered,
 )
 from jaxcomm._require import require_codec
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Integers, integers_of
+from jaxcomm.compression._integers import Integers
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
     choose_form,
     nan_unless,
-    no_overflow,
     overflow_totals,
 )
 from jaxcomm.compression.codes._bit_fields import bits_of_rows, write
@@ -52,14 +50,6 @@ class VariableLengthPayload(NamedTuple):
     words: jax.Array  # uint32[room], the rows; or a window of plain integers
     table: PyTree  # what the code sends for all rows: the counts of `rans`
     rest: PyTree  # the rest of the codec's payload
-
-
-@dataclasses.dataclass(frozen=True)
-class VariableLengthEncode(Marked):
-    """The `encode` of a variable-length code, which can also say how long the words are."""
-
-    bits_of: Callable[[Context, VariableLengthPayload], jax.Array] | None = None
-    """`(context, payload) -> float32[]`, bits per integer, whether they fit or not."""
 
 
 class Received(NamedTuple):
@@ -103,7 +93,7 @@ def _place(public: jax.Array, count: int) -> jax.Array:
 
 def _integers_of(codec: Codec, codes: Mapping[str, RowCode], name: str) -> Integers:
     require_codec(codec, user=name)
-    found = integers_of(codec)
+    found: Integers | None = codec.fast.integers
     if found is None:
         raise ValueError(
             f"`{name}` needs a codec that states its integers: `dither`, `min_max_dither`, "
@@ -165,7 +155,9 @@ def variable_length(
         padding = (0, place.rows * place.length - place.number)
         if not place.number:
             nothing = jnp.zeros(0, jnp.uint32)
-            return VariableLengthPayload(nothing, nothing, (), rest), Memory(no_overflow(), ())
+            return VariableLengthPayload(nothing, nothing, (), rest), Memory(
+                report=Overflow(jnp.zeros((), jnp.int32))
+            )
         rows = jnp.pad(_to_gaps(values) if are_indices else values, padding)
         written = code.write(rows.reshape(place.rows, place.length).T, alphabet)
         lengths = (bits_of_rows(written.fields) + 31) >> 5
@@ -190,7 +182,7 @@ def variable_length(
             _bits.pack_numbers(headers, HEADER_BITS), words, written.table, rest
         )
         dropped = jnp.where(fits, 0, place.number - place.plain).astype(jnp.int32)
-        return payload, Memory(Overflow(dropped), ())
+        return payload, Memory(report=Overflow(dropped))
 
     def lengths_of(payload: VariableLengthPayload, place: Cut) -> tuple[jax.Array, jax.Array]:
         """The words and the parameter of each row, int32[rows]."""
@@ -199,6 +191,7 @@ def variable_length(
         return lengths.astype(jnp.int32), (headers >> _LENGTH_BITS).astype(jnp.int32)
 
     def bits_of(context: Context, payload: VariableLengthPayload) -> jax.Array:
+        """The bits per integer, whether they fit or not."""
         place = cut_of(context, integers.number(context))
         words = jnp.sum(lengths_of(payload, place)[0], dtype=jnp.int32)
         return 32 * words.astype(jnp.float32) / max(place.number, 1)
@@ -249,25 +242,25 @@ def variable_length(
 
         def entries(context: Context, payload: VariableLengthPayload) -> Entries:
             found = receive(context, payload)
-            inner = entries_of(codec)
-            assert inner is not None
-            indices, values = inner(context, joined(context, found, payload))
+            assert codec.fast.entries is not None
+            indices, values = codec.fast.entries(context, joined(context, found, payload))
             kept = jnp.where(found.known, values, 0) if drops else nan_unless(found.fits, values)
             return Entries(indices, kept)
 
         def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
             inner = codec.diagnose(context.replace(memory=Memory()), x, Memory())
-            return inner._replace(totals=inner.totals | overflow_totals(after.own.overflow))
+            return inner._replace(totals=inner.totals | overflow_totals(after))
 
-        return codec._replace(
-            encode=VariableLengthEncode(encode, code=name, bits_of=bits_of),
-            decode=SparseDecode(entries) if entries_of(codec) else decode,
-            init=lambda x: Memory(no_overflow(), ()),
+        return codec.replace(
+            encode=encode,
+            decode=scattered(entries) if codec.fast.entries else decode,
+            init=no_memory,
             diagnose=diagnose,
             combine=None,
             claims=_claims_of_window(codec, integers, fraction) if drops else codec.claims,
             layout="concatenated",
             drop_overflow=None,
+            fast=Fast(entries=entries if codec.fast.entries else None, code=name, bits=bits_of),
         )
 
     def fraction(size: int) -> float:

@@ -74,7 +74,7 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return codec.diagnose(context, clip_to_norm(x, max_norm), after)
 
-    return codec._replace(
+    return codec.replace(
         measure=lambda context, x: codec.measure(context, clip_to_norm(x, max_norm)),
         encode=encode,
         diagnose=diagnose,

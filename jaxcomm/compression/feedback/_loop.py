@@ -16,14 +16,8 @@ from jaxcomm._contract import (
     Context,
     Diagnostics,
     Entries,
-    Marked,
     Memory,
     PyTree,
-    code_of,
-    entries_of,
-    exposes_nonfinite,
-    is_linear,
-    with_residual_of,
 )
 
 
@@ -35,7 +29,7 @@ class FeedbackMemory(NamedTuple):
 
 
 def _inner_memory(memory: Memory) -> Memory:
-    return Memory(memory.own.inner, memory.shared)
+    return memory._replace(own=memory.own.inner)
 
 
 def _inner_context(context: Context) -> Context:
@@ -127,7 +121,7 @@ def feedback_loop(
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(x)
-        return Memory(FeedbackMemory(initial(x), memory.own), memory.shared)
+        return memory._replace(own=FeedbackMemory(initial(x), memory.own))
 
     def by_terms(
         function: Callable[[Context, jax.Array], PyTree], context: Context, s: Any, x: jax.Array
@@ -138,25 +132,25 @@ def feedback_loop(
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         s, inner = context.memory.own.kept, _inner_context(context)
-        if coefficient is not None and is_linear(codec.measure):
+        if coefficient is not None and "measure" in codec.fast.linear:
             return by_terms(codec.measure, inner, s, x)
         return codec.measure(inner, corrected(s, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         require(context.size, context.workers)
         before, inner = context.memory.own.kept, _inner_context(context)
-        with_residual = with_residual_of(codec) if is_residual and x.dtype == jnp.float32 else None
+        with_residual = codec.fast.with_residual if is_residual and x.dtype == jnp.float32 else None
         if with_residual is not None and before.dtype in (jnp.float32, jnp.bfloat16):
             payload, after, kept = with_residual(inner, x, before, 1.0)
-            return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
-        is_by_terms = coefficient is not None and is_linear(codec.encode)
+            return payload, after._replace(own=FeedbackMemory(kept, after.own))
+        is_by_terms = coefficient is not None and "encode" in codec.fast.linear
         if is_by_terms:
             payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
             after = inner.memory
         else:
             payload, after = codec.encode(inner, corrected(before, x))
         received = context.received(), jax.tree.map(_as_sent, payload)
-        entries = entries_of(codec) if elementwise else None
+        entries = codec.fast.entries if elementwise else None
         if entries is None:
             # Computes the corrected input again. Otherwise it occupies memory until the collective
             # finite check completes.
@@ -167,25 +161,21 @@ def feedback_loop(
                 kept = jnp.where(kept - kept == 0, kept, before)
         else:
             kept = _keep_at(updated, before, x, entries(*received))
-        return payload, Memory(FeedbackMemory(kept, after.own), after.shared)
+        return payload, after._replace(own=FeedbackMemory(kept, after.own))
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         update, after = codec.finalize(_inner_context(context), payload, mean)
         kept = context.memory.own.kept
-        return update, Memory(FeedbackMemory(kept, after.own), after.shared)
+        return update, after._replace(own=FeedbackMemory(kept, after.own))
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         y = corrected(context.memory.own.kept, x)
         return codec.diagnose(_inner_context(context), y, _inner_memory(after))
 
-    return codec._replace(
+    return codec.replace(
         init=init,
-        measure=Marked(measure, exposes_nonfinite=exposes_nonfinite(codec.measure)),
-        encode=Marked(
-            encode,
-            exposes_nonfinite=exposes_nonfinite(codec.encode),
-            code=code_of(codec.encode),
-        ),
+        measure=measure,
+        encode=encode,
         finalize=finalize,
         diagnose=diagnose,
         claims=Claims(),
@@ -199,5 +189,9 @@ def feedback_loop(
             elementwise=elementwise,
             coefficient=coefficient,
             is_residual=is_residual,
+        ),
+        # The same payload; decoding is that of the codec.
+        fast=codec.fast._replace(
+            linear=(), with_residual=None, selection=None, integers=None, bits=None
         ),
     )

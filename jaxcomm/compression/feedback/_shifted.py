@@ -76,7 +76,7 @@ def shifted(
         )
 
     def inner_memory(memory: Memory) -> Memory:
-        return Memory(memory.own, memory.shared.inner)
+        return memory._replace(shared=memory.shared.inner)
 
     def inner_context(context: Context) -> Context:
         return context.replace(memory=inner_memory(context.memory))
@@ -86,28 +86,31 @@ def shifted(
     def init(x: jax.Array) -> Memory:
         memory = loop.init(x)
         shared = ShiftMemory(no_sum(x), jnp.float32(_UNKNOWN), memory.shared)
-        return Memory(memory.own, shared)
+        return memory._replace(shared=shared)
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         alpha = rate(context.size, context.workers)
         payload, after = looped(alpha).encode(inner_context(context), x)
-        return payload, Memory(after.own, context.memory.shared._replace(inner=after.shared))
+        shared = context.memory.shared._replace(inner=after.shared)
+        return payload, after._replace(shared=shared)
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         moved, after = loop.finalize(inner_context(context), payload, mean)
         shift, alpha = context.memory.shared.shift, rate(context.size, context.workers)
         moved = moved.astype(shift.total.dtype)
         shared = ShiftMemory(add(shift, alpha * moved), jnp.float32(alpha), after.shared)
-        return add(shift, moved).total, Memory(after.own, shared)
+        return add(shift, moved).total, after._replace(shared=shared)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return loop.diagnose(inner_context(context), x, inner_memory(after))
 
-    return loop._replace(
+    return loop.replace(
         init=init,
         measure=lambda context, x: loop.measure(inner_context(context), x),
         encode=encode,
         finalize=finalize,
         combine="sum" if codec.combine == "sum" else None,
         diagnose=diagnose,
+        # The payload and how it decodes do not change.
+        fast=loop.fast._replace(exposes_nonfinite=()),
     )

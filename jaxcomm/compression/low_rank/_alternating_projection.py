@@ -11,12 +11,9 @@ from jaxcomm._contract import (
     Codec,
     Coins,
     Context,
-    FactoredDecode,
-    Marked,
+    Fast,
     Memory,
     PyTree,
-    exposes_nonfinite,
-    is_linear,
 )
 from jaxcomm._require import combine_of, require_codec
 from jaxcomm.compression._means import over_peak
@@ -24,6 +21,7 @@ from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
+    multiplied,
     product,
     require_count,
 )
@@ -52,12 +50,15 @@ class Projected(NamedTuple):
 
 
 _EXACT = Codec(
-    encode=Marked(
-        lambda context, x: (Projected(x), context.memory), linear=True, exposes_nonfinite=True
-    ),
+    encode=lambda context, x: (Projected(x), context.memory),
     decode=lambda context, payload: payload.values / context.count,
     combine="sum",
+    fast=Fast(linear=("encode",), exposes_nonfinite=("encode",)),
 )
+
+
+def _of_encode(functions: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in functions if name == "encode")
 
 
 def _require_factor_codec(codec: Codec) -> None:
@@ -268,12 +269,8 @@ def projection(
         return mean, context.memory._replace(shared=after)
 
     return Codec(
-        encode=Marked(
-            encode,
-            linear=is_linear(coder.encode),
-            exposes_nonfinite=exposes_nonfinite(coder.encode),
-        ),
-        decode=FactoredDecode(factors, _EXACT.decode),
+        encode=encode,
+        decode=multiplied(factors),
         init=init,
         measure=measure,
         reduce_statistics=ProjectionStatistics("equal", coder.reduce_statistics),
@@ -281,4 +278,9 @@ def projection(
         combine="sum",
         scope="leaf",
         claims=_claims(factor_codec) if drawn else Claims(),
+        fast=Fast(
+            linear=_of_encode(coder.fast.linear),
+            exposes_nonfinite=_of_encode(coder.fast.exposes_nonfinite),
+            factors=factors,
+        ),
     )

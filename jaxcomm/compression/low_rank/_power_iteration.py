@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Context, FactoredDecode, Marked, Memory
+from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
+    multiplied,
     product,
     require_count,
 )
@@ -151,13 +152,14 @@ def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None
         return mean, context.memory._replace(shared=shared)
 
     return Codec(
-        encode=Marked(encode, linear=True),
-        decode=FactoredDecode(factors, lambda context, payload: payload.values / context.count),
+        encode=encode,
+        decode=multiplied(factors),
         init=init,
-        measure=Marked(measure, linear=True, exposes_nonfinite=True),
+        measure=measure,
         reduce_statistics=LeftFactor("sum"),
         finalize=finalize,
         combine="sum",
         scope="leaf",
         claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)) if drawn else Claims(),
+        fast=Fast(linear=("measure", "encode"), exposes_nonfinite=("measure",), factors=factors),
     )

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory, ResidualDecode
-from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
+from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields, _norms
 from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize import dequantize, quantize
@@ -241,14 +241,14 @@ def dither(
         join=join,
         likely=likely,
     )
-    encode_integers = IntegerEncode(encode, integers=integers)
     return Codec(
-        encode=encode_integers,
-        decode=ResidualDecode(decode, encode_integers, with_residual, decode_onto),
+        encode=encode,
+        decode=decode,
         measure=measure,
         reduce_statistics=chosen.reduce_statistics,
         combine="sum",
         diagnose=diagnose,
         claims=Claims(variance=variance),
         layout="shared_statistics",
+        fast=Fast(integers=integers, with_residual=with_residual, add=decode_onto),
     )

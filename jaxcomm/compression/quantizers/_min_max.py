@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
-from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers, rounded_normal
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
+from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
 from jaxcomm.compression.quantizers import _fields
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from jaxcomm.compression.quantizers._norms import small_peak
@@ -162,7 +162,7 @@ def min_max_dither(*, levels: int) -> Codec:
         ),
     )
     return Codec(
-        encode=IntegerEncode(encode, integers=integers),
+        encode=encode,
         decode=decode,
         measure=_measure,
         reduce_statistics=MinMax("max", "max"),
@@ -170,4 +170,5 @@ def min_max_dither(*, levels: int) -> Codec:
         diagnose=diagnose,
         claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
         layout="shared_statistics",
+        fast=Fast(integers=integers),
     )

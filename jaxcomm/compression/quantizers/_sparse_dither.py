@@ -14,7 +14,6 @@ from jaxcomm.compression._overflow import (
     choose_form,
     decoded_to_nan,
     nan_unless,
-    no_overflow,
     overflow_totals,
 )
 from jaxcomm.compression._sizes import require_countable
@@ -112,7 +111,7 @@ def sparse_dither(
             codes, _support.window(_support.bitmap(codes, parts), start, capacity, parts)
         )
         dropped = jnp.maximum(payload.total.astype(jnp.int32) - capacity, 0)
-        return payload, context.memory._replace(own=Overflow(dropped))
+        return payload, context.memory._replace(report=Overflow(dropped))
 
     def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
         codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
@@ -127,13 +126,12 @@ def sparse_dither(
         return payload.total <= capacity
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        totals = overflow_totals(after.own.overflow)
+        totals = overflow_totals(after)
         return Diagnostics(target=x, totals=totals, constants={"levels": levels})
 
     drop_overflow = Codec(
         encode=encode,
         decode=decode,
-        init=lambda x: Memory(no_overflow(), ()),
         measure=lambda context, x: chosen.measure(*nondifferentiable("sparse_dither", x)),
         reduce_statistics=chosen.reduce_statistics,
         diagnose=diagnose,

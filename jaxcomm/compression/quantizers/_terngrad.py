@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
-from jaxcomm.compression._integers import IntegerEncode, integers_of, rounded_normal
+from jaxcomm._contract import Claims, Codec, Context, Fast, Memory, PyTree
+from jaxcomm.compression._integers import rounded_normal
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.quantizers._dither import dither
 
@@ -70,9 +70,9 @@ def ternary(*, clip: float | None = None) -> Codec:
             f"`clip` must be a positive Python number of standard deviations, or None, got "
             f"{clip!r}. Under `optax.inject_hyperparams` pass `static_args=('clip',)`."
         )
-    codec = dither(levels=1)._replace(scope="leaf")
+    codec = dither(levels=1).replace(scope="leaf")
     if clip is None:
-        return codec._replace(
+        return codec.replace(
             claims=Claims(variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2)
         )
 
@@ -82,12 +82,11 @@ def ternary(*, clip: float | None = None) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, _clipped(x, clip))
 
-    integers = integers_of(codec)
-    assert integers is not None
-    clipped = integers._replace(likely=lambda size: rounded_normal(-1, 1, 1 / clip))
-    return codec._replace(
+    clipped = codec.fast.integers._replace(likely=lambda size: rounded_normal(-1, 1, 1 / clip))
+    return codec.replace(
         measure=measure,
-        encode=IntegerEncode(encode, integers=clipped),
+        encode=encode,
         claims=Claims(),
         layout="concatenated",
+        fast=Fast(integers=clipped, add=codec.fast.add),
     )

@@ -184,5 +184,5 @@ def s2_codes(
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )
-    strict = drop_overflow._replace(decode=decode_or_nan)
+    strict = drop_overflow.replace(decode=decode_or_nan)
     return choose_form(overflow, drop_overflow=drop_overflow, strict=strict)

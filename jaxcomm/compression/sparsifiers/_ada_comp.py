@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._overflow import no_overflow, overflow_totals
+from jaxcomm.compression._overflow import Overflow, overflow_totals
 from jaxcomm.compression._sizes import MOST, require_countable
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
@@ -88,13 +88,12 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         return -(-size // width), width, entries
 
     def init(x: jax.Array) -> Memory:
-        return Memory(FeedbackMemory(jnp.zeros_like(x), no_overflow()), ())
+        return Memory(FeedbackMemory(jnp.zeros_like(x), ()))
 
     def encode(context: Context, x: jax.Array) -> tuple[AdaCompPayload, Memory]:
         before, x = nondifferentiable("ada_comp", context.memory.own.kept, x)
         bins, width, entries = bins_of(x.size)
         fill = (0, bins * width - x.size)
-        own = context.memory.own
         update = jnp.pad(x.ravel(), fill).reshape(bins, width)
         total = jnp.pad((before + x).ravel(), fill).reshape(bins, width)
         ahead = jnp.abs(total / 2 + update / 2)  # Halves, since sums of huge ones overflow.
@@ -110,7 +109,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
         decoded = decode(context.received(), payload)
         overflow = jnp.sum(wanted, dtype=jnp.int32) - jnp.sum(best >= 0, dtype=jnp.int32)
         kept = before + x - decoded.astype(x.dtype)
-        return payload, Memory(FeedbackMemory(kept, own.inner._replace(overflow=overflow)), ())
+        return payload, Memory(FeedbackMemory(kept, ()), report=Overflow(overflow))
 
     def decode(context: Context, payload: AdaCompPayload) -> jax.Array:
         size = math.prod(context.shape)
@@ -124,7 +123,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         target = context.memory.own.kept + x
-        return Diagnostics(target, totals=overflow_totals(after.own.inner.overflow))
+        return Diagnostics(target, totals=overflow_totals(after))
 
     return Codec(
         encode=encode,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Context, Entries, Memory, SparseDecode
+from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression._sizes import require_countable
@@ -132,5 +132,8 @@ def coarse_top_k(
         return min(kept(width) / width, 1 / kept(width))
 
     return Codec(
-        encode=encode, decode=SparseDecode(entries), claims=Claims(contraction=contraction)
+        encode=encode,
+        decode=scattered(entries),
+        claims=Claims(contraction=contraction),
+        fast=Fast(entries=entries),
     )

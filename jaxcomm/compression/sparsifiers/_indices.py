@@ -14,7 +14,8 @@ References:
   <https://doi.org/10.1145/321812.321820>`_, 1974.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +111,27 @@ def _marked(positions: jax.Array, size: int) -> jax.Array:
 def _positions(bits: jax.Array, count: int) -> jax.Array:
     """The positions of the first `count` true elements, which exist, uint32[count]."""
     return places(bits, count).astype(jnp.uint32)
+
+
+class Selection(NamedTuple):
+    r"""Which coordinates of its input a sparsifier sends as they are.
+
+    .. math:: C(x) = \gamma \sum_{j \in S} x_j e_j
+
+    :math:`\gamma` is 1 for a codec that claims a contraction. For one that claims a variance
+    :math:`\omega` it is :math:`1 + \omega`, one over the probability that :math:`j \in S`: no other
+    factor is unbiased.
+
+    Attributes:
+      choose: `(public, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
+        Those that are not below the size name none; they are below `layout(size).size`.
+      layout: `size -> Layout`, the code of these indices.
+      drawn: Whether receivers choose the same from the public coin: `choose` then reads only the
+        size of `flat`.
+      value_dtype: The dtype in which `encode` sends the values.
+    """
+
+    choose: Callable[[jax.Array, jax.Array], jax.Array]
+    layout: Callable[[int], Layout]
+    drawn: bool
+    value_dtype: Any

@@ -12,7 +12,6 @@ from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
     choose_form,
-    no_overflow,
     overflow_totals,
     sent_as_nan,
 )
@@ -59,7 +58,7 @@ def nonzero(
         to send the largest and drop the others.
 
     Returns:
-      A codec that keeps the `overflow` of the last step and states its `contraction`, `density`.
+      A codec that reports the `overflow` of a step and states its `contraction`, `density`.
       `combine` is `None`. Its derivative is that of the sent values, for the selection that it
       made.
 
@@ -73,7 +72,7 @@ def nonzero(
       >>> from jaxcomm.compression.sparsifiers import nonzero
       >>> codec, x = nonzero(density=0.5), jnp.zeros((6, 2)).at[1].set(1.0).at[4].set(3.0)
       >>> payload, memory = codec.encode(Context.of(x, memory=codec.init(x)), x)
-      >>> payload.values.shape, int(memory.own.overflow)
+      >>> payload.values.shape, int(memory.report.overflow)
       ((6,), 0)
       >>> bool(jnp.all(codec.decode(Context.of(x), payload) == x))
       True
@@ -102,7 +101,7 @@ def nonzero(
         indices, dropped = select(jnp.sum(squares, axis=1), wanted, room)
         values = _support.take(x, indices.astype(jnp.int32), parts)
         payload = SparsePayload(pack_indices(indices, layout), values.astype(dtype))
-        return payload, context.memory._replace(own=Overflow(dropped))
+        return payload, context.memory._replace(report=Overflow(dropped))
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
         parts, room, layout = cut(context.shape)
@@ -114,12 +113,11 @@ def nonzero(
         return _support.whole(_support.put(values, chosen, parts, into), context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=overflow_totals(after.own.overflow))
+        return Diagnostics(x, totals=overflow_totals(after))
 
     drop_overflow = Codec(
         encode=encode,
         decode=decode,
-        init=lambda x: Memory(no_overflow(), ()),
         diagnose=diagnose,
         claims=Claims(contraction=lambda size, workers: density),
     )

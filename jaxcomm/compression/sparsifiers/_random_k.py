@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import _noise
-from jaxcomm._contract import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
 from jaxcomm.compression._means import headroom
-from jaxcomm.compression.sparsifiers._indices import choose_layout
-from jaxcomm.compression.sparsifiers._selecting import Selecting
+from jaxcomm.compression.sparsifiers._indices import Selection, choose_layout
 from jaxcomm.compression.sparsifiers._selection import count_true, kth_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
 
@@ -85,14 +84,16 @@ def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
         return to_dense(payload.values * scale, indices, context.shape)
 
     return Codec(
-        encode=Selecting(
-            encode,
-            choose=lambda public, flat: draw_coordinates(public, flat.size, kept(flat.size)),
-            layout=lambda size: choose_layout(kept(size), size),
-            drawn=True,
-            value_dtype=jnp.dtype(jnp.float32),
-        ),
+        encode=encode,
         decode=decode,
         combine="sum",
         claims=Claims(variance=lambda size, workers: size / kept(size) - 1),
+        fast=Fast(
+            selection=Selection(
+                choose=lambda public, flat: draw_coordinates(public, flat.size, kept(flat.size)),
+                layout=lambda size: choose_layout(kept(size), size),
+                drawn=True,
+                value_dtype=jnp.dtype(jnp.float32),
+            )
+        ),
     )

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Claims, Codec, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
+from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -121,8 +121,9 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         certain=True,
     )
     return Codec(
-        encode=IntegerEncode(encode, integers=integers),
+        encode=encode,
         decode=decode,
         claims=Claims(contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size))),
         scope="leaf",
+        fast=Fast(integers=integers),
     )

@@ -11,7 +11,6 @@ from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
     choose_form,
-    no_overflow,
     overflow_totals,
     sent_as_nan,
 )
@@ -60,7 +59,7 @@ def threshold(
         `"drop"` to send the largest and drop the others.
 
     Returns:
-      A codec that keeps the `overflow` of the last step. `combine` is `None`. Its derivative is
+      A codec that reports the `overflow` of a step. `combine` is `None`. Its derivative is
       that of the sent values, for the selection that it made.
 
     Raises:
@@ -73,7 +72,7 @@ def threshold(
       >>> codec, x = threshold(0.7, k=3), jnp.array([1.0, -4.0, 0.5, 2.0])
       >>> context = Context.of(x, memory=codec.init(x))
       >>> payload, memory = codec.encode(context, x)
-      >>> print(codec.decode(context, payload), memory.own.overflow)
+      >>> print(codec.decode(context, payload), memory.report.overflow)
       [ 1. -4.  0.  2.] 0
 
     References:
@@ -98,19 +97,18 @@ def threshold(
         flat = x.ravel()
         indices, dropped = select(flat, jnp.abs(flat) > threshold, kept(x.size), jnp.abs)
         payload = to_payload(flat, indices, layout_of(x.size), dtype)
-        return payload, context.memory._replace(own=Overflow(dropped))
+        return payload, context.memory._replace(report=Overflow(dropped))
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
         layout = layout_of(math.prod(context.shape))
         return from_payload(payload, layout, context.shape) / context.count
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=overflow_totals(after.own.overflow))
+        return Diagnostics(x, totals=overflow_totals(after))
 
     drop_overflow = Codec(
         encode=encode,
         decode=decode,
-        init=lambda x: Memory(no_overflow(), ()),
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )

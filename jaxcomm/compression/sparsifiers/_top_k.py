@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Context, Entries, Memory, SparseDecode
-from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
+from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
+from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
+    Selection,
     choose_layout,
     pack_indices,
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._largest import largest
-from jaxcomm.compression.sparsifiers._selecting import Selecting
 from jaxcomm.compression.sparsifiers._selection import places
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
@@ -167,13 +167,17 @@ def top_k(
     )
     are_distinct = block_size is None and sample_ratio is None
     return Codec(
-        encode=Selecting(
-            IntegerEncode(encode, integers=integers) if are_distinct else encode,
-            choose=lambda public, flat: choose(flat),
-            layout=layout_of,
-            drawn=False,
-            value_dtype=dtype,
-        ),
-        decode=SparseDecode(entries),
+        encode=encode,
+        decode=scattered(entries),
         claims=Claims(contraction=contraction),
+        fast=Fast(
+            entries=entries,
+            integers=integers if are_distinct else None,
+            selection=Selection(
+                choose=lambda public, flat: choose(flat),
+                layout=layout_of,
+                drawn=False,
+                value_dtype=dtype,
+            ),
+        ),
     )

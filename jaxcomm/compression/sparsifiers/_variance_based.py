@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Codec, Context, Diagnostics, Entries, Memory, SparseDecode
+from jaxcomm._contract import Codec, Context, Diagnostics, Entries, Fast, Memory, scattered
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import peak
-from jaxcomm.compression._overflow import overflow_totals
+from jaxcomm.compression._overflow import Overflow, overflow_totals
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._indices import (
     Layout,
@@ -36,7 +36,6 @@ class VarianceMemory(NamedTuple):
     """The memory besides the accumulated gradient, in `FeedbackMemory`."""
 
     deviation: jax.Array  # float32 like x, the square root of v
-    overflow: jax.Array  # int32[], coordinates beyond the capacity in the last step
 
 
 def _exponents(magnitudes: jax.Array) -> jax.Array:
@@ -119,8 +118,7 @@ def variance_based(
         return choose_layout(kept(size), size + 1, distinct=False)
 
     def init(x: jax.Array) -> Memory:
-        inner = VarianceMemory(jnp.zeros_like(x), jnp.zeros((), jnp.int32))
-        return Memory(FeedbackMemory(jnp.zeros_like(x), inner), ())
+        return Memory(FeedbackMemory(jnp.zeros_like(x), VarianceMemory(jnp.zeros_like(x))))
 
     def encode(context: Context, x: jax.Array) -> tuple[VariancePayload, Memory]:
         own = context.memory.own
@@ -151,8 +149,8 @@ def variance_based(
         sent, values = entries(context.received(), payload)
         residual = total.at[sent].add(-values.astype(x.dtype), mode="drop")
         waiting = decay**0.5 * deviation.at[sent].set(0, mode="drop")
-        after = VarianceMemory(waiting.reshape(x.shape), overflow)
-        return payload, Memory(FeedbackMemory(residual.reshape(x.shape), after), ())
+        after = FeedbackMemory(residual.reshape(x.shape), VarianceMemory(waiting.reshape(x.shape)))
+        return payload, Memory(after, report=Overflow(overflow))
 
     def entries(context: Context, payload: VariancePayload) -> Entries:
         layout = layout_of(math.prod(context.shape))
@@ -164,12 +162,13 @@ def variance_based(
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         target = context.memory.own.kept + x
-        return Diagnostics(target, totals=overflow_totals(after.own.inner.overflow))
+        return Diagnostics(target, totals=overflow_totals(after))
 
     return Codec(
         encode=encode,
-        decode=SparseDecode(entries),
+        decode=scattered(entries),
         init=init,
         diagnose=diagnose,
         scope="leaf",
+        fast=Fast(entries=entries),
     )

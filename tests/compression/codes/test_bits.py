@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Context
+from jaxcomm import Codec, Context, Fast
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Alphabet, IntegerEncode, Integers
+from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression.codes import elias, golomb_rice, rans
 from tests import bit_by_bit
 from tests.slow import slow
@@ -44,7 +44,7 @@ def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -
         split=lambda context, payload: (payload.integers, ()),
         join=lambda context, integers, rest: Plain(integers),
     )
-    return Codec(encode=IntegerEncode(encode, integers=integers), decode=decode)
+    return Codec(encode=encode, decode=decode, fast=Fast(integers=integers))
 
 
 def levels(low: int, high: int) -> np.ndarray:
@@ -75,7 +75,7 @@ def both(codec: Codec) -> Any:
     def one(x: jax.Array) -> Any:
         context = Context.of(x, memory=codec.init(x))
         payload, memory = codec.encode(context, x)
-        return payload, codec.decode(context.received(), payload), memory.own.overflow
+        return payload, codec.decode(context.received(), payload), memory.report.overflow
 
     return jax.jit(jax.vmap(one))
 

@@ -11,7 +11,6 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression import blockwise, scaled
-from jaxcomm.compression._integers import integers_of
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, min_max_dither, scaled_signs, ternary
@@ -56,13 +55,13 @@ LOSSLESS = [
 
 def revealed(inner: Codec) -> Codec:
     """The codec, decoded to its integers."""
-    integers: Any = integers_of(inner)
+    integers: Any = inner.fast.integers
 
     def decode(context: Context, payload: Any) -> jax.Array:
         values = integers.split(context, payload)[0].astype(jnp.float32)[: context.size]
         return jnp.pad(values, (0, context.size - values.size))
 
-    return inner._replace(decode=decode)
+    return inner.replace(decode=decode)
 
 
 @pytest.mark.parametrize(("code", "inner"), LOSSLESS)
@@ -107,7 +106,7 @@ def decoder(codec: Codec) -> Any:
         context = Context(coins, codec.init(x), shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         payload, memory = codec.encode(context, x)
-        return codec.decode(context.received(), payload), memory.own.overflow
+        return codec.decode(context.received(), payload), memory.report.overflow
 
     return jax.jit(jax.vmap(one, in_axes=(None, 0)))
 

@@ -126,7 +126,7 @@ def test_a_wrapper_that_loses_shared_memory_is_visible() -> None:
         update, after = codec.finalize(context, payload, mean)
         return update, after._replace(shared=context.memory.shared)
 
-    assert descend(codec._replace(finalize=finalize), 600)[500:].min() > 0.1
+    assert descend(codec.replace(finalize=finalize), 600)[500:].min() > 0.1
     np.testing.assert_allclose(descend(local_clip(codec, 1e9), 9), descend(codec, 9), rtol=1e-5)
 
 
@@ -137,4 +137,4 @@ def test_what_all_share_is_left_to_settling() -> None:
         payload, after = codec.encode(context, x)
         return payload, after._replace(shared=context.memory.shared)
 
-    np.testing.assert_array_equal(descend(codec._replace(encode=encode), 9), descend(codec, 9))
+    np.testing.assert_array_equal(descend(codec.replace(encode=encode), 9), descend(codec, 9))

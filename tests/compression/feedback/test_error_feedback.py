@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Claims, Codec, Coins, Context
-from jaxcomm._contract import Marked, with_residual_of
+from jaxcomm import Claims, Codec, Coins, Context, Fast
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.feedback._loop import FeedbackMemory
@@ -166,13 +165,10 @@ def test_the_virtual_iterate_is_exact_sgd() -> None:
 @pytest.mark.parametrize("residual_dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("wrap", [lambda codec: codec, scaled], ids=["plain", "scaled"])
 def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any, residual_dtype: Any) -> None:
-    """Once more, without the mark: the same payload, and the same residual but for its last bit."""
+    """Without the fast path: the same payload, and the same residual but for its last bit."""
     codec = wrap(dither(bits=8))
-    assert with_residual_of(codec) is not None
-    plain = codec._replace(decode=lambda context, payload: codec.decode(context, payload))
-    assert with_residual_of(plain) is None
-    changed = codec._replace(encode=lambda context, x: codec.encode(context, x))
-    assert with_residual_of(changed) is None
+    assert codec.fast.with_residual is not None
+    plain = codec.replace(fast=Fast())
 
     given = np.random.default_rng(4).normal(size=(20, 50)).astype(np.float32)
     passes = {}
@@ -205,9 +201,10 @@ def _averaging() -> Codec:
         return jnp.sum(x / x.size, keepdims=True), context.memory
 
     return Codec(
-        encode=Marked(encode, linear=True),
+        encode=encode,
         decode=lambda context, payload: jnp.broadcast_to(payload, context.shape),
         claims=Claims(contraction=lambda size, workers: 0.1),  # Not for inputs of mean 0.
+        fast=Fast(linear=("encode",)),
     )
 
 
@@ -216,7 +213,7 @@ def test_the_terms_of_a_linear_codec_have_the_coefficient_of_the_residual() -> N
     given = jnp.array([[8.0, -16.0], [4.0, 32.0], [0.0, 0.0]])
     codec = error_feedback(_averaging(), decay=0.25)
     moved = codec.init(given[0])._replace(own=FeedbackMemory(jnp.array([16.0, 48.0]), ()))
-    sent, kept = run(codec._replace(init=lambda x: moved), given)
+    sent, kept = run(codec.replace(init=lambda x: moved), given)
     residual = np.array([16.0, 48.0])
     for x, one_sent, one_kept in zip(np.asarray(given), sent, kept, strict=True):
         whole = x + 0.25 * residual

@@ -249,7 +249,7 @@ def test_a_coarse_factor_codec_is_an_error() -> None:
         ValueError, match="for a factor of 24 numbers, of a leaf of 84, on 3 workers"
     ):
         run(tx, updates())
-    unclaimed = dither(bits=16)._replace(claims=Claims())
+    unclaimed = dither(bits=16).replace(claims=Claims())
     with pytest.raises(ValueError, match="no bound is known"):
         run(jaxcomm.power_sgd(rank=1, alternate=True, factor_codec=unclaimed), updates())
 

@@ -33,7 +33,7 @@ def updates(shape: tuple[int, ...], steps: int = STEPS) -> np.ndarray:
 
 def without_claims(codec: Codec) -> Codec:
     """The codec as published, which feedback refuses, with a claim that feedback accepts."""
-    return error_feedback(codec._replace(claims=Claims(bounded=True)))
+    return error_feedback(codec.replace(claims=Claims(bounded=True)))
 
 
 def run_traced(tx: Any, given: Any) -> tuple[Any, Any]:
@@ -220,7 +220,7 @@ def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
 @pytest.mark.parametrize("options", [{}, {"decay": 0.5}, {"residual_dtype": "bfloat16"}], ids=str)
 def test_terms_are_encoded_as_their_sum_is(options: Any) -> None:
     codec = power_iteration(2)
-    plain = codec._replace(
+    plain = codec.replace(
         encode=lambda context, x: codec.encode(context, x),
         measure=lambda context, x: codec.measure(context, x),
     )

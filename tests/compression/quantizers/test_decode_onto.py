@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxcomm import Context
-from jaxcomm._contract import add_of
 from jaxcomm.compression.quantizers import dither
 
 
@@ -18,7 +17,7 @@ def test_it_adds_what_is_decoded(bits: int, divisor: float) -> None:
     context = Context.of(x)
     context = context.replace(statistics=codec.measure(context, x))
     payload, _ = codec.encode(context, x)
-    add, total = add_of(codec.decode), jnp.linspace(-1.0, 1.0, 100, dtype=jnp.float32)
+    add, total = codec.fast.add, jnp.linspace(-1.0, 1.0, 100, dtype=jnp.float32)
     assert add is not None
     with jax.disable_jit():  # Where a product is fused into a sum, it is not rounded.
         actual = add(context, payload, total, divisor)

@@ -42,7 +42,7 @@ def test_against_numpy(bin_size: int, capacity: int) -> None:
     sent, kept, memory = run(ada_comp(bin_size=bin_size, capacity=capacity), jnp.asarray(given))
     expected, lost = oracle(given.astype(np.float64), bin_size, capacity)
     np.testing.assert_allclose(sent, expected, rtol=1e-5, atol=1e-6)
-    assert memory.own.inner.overflow == lost
+    assert memory.report.overflow == lost
     np.testing.assert_allclose(
         np.cumsum(sent, axis=0) + kept, np.cumsum(given, axis=0), rtol=0, atol=1e-5
     )
@@ -70,7 +70,7 @@ def test_zeros_send_nothing() -> None:
     for shape in ((10,), (2, 0)):
         sent, memory = send(codec, codec.init(jnp.zeros(shape)), jnp.zeros(shape))
         assert sent.shape == shape and not sent.any()
-        assert not np.any(memory.own.kept) and memory.own.inner.overflow == 0
+        assert not np.any(memory.own.kept) and memory.report.overflow == 0
 
 
 def test_huge_numbers_do_not_overflow() -> None:
@@ -86,7 +86,7 @@ def test_a_symbol_takes_as_few_bits_as_there_are_symbols() -> None:
     payload = jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x)[0], x)
     assert payload.symbols.shape == (-(-20 * 5 * 10 // 32),)
     sent, memory = send(codec, codec.init(x), x)
-    assert np.count_nonzero(sent) == 100 and memory.own.inner.overflow == 9900
+    assert np.count_nonzero(sent) == 100 and memory.report.overflow == 9900
 
 
 def test_overflow_is_told_and_feedback_refused() -> None:

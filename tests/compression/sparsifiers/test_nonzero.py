@@ -96,7 +96,7 @@ def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
     expected = np.zeros_like(x)
     expected[largest] = x[largest]
     np.testing.assert_array_equal(decoded, expected)
-    assert int(memory.own.overflow) == 5
+    assert int(memory.report.overflow) == 5
 
 
 def test_gathered_rows_are_exact_where_they_fit() -> None:

@@ -25,7 +25,7 @@ def test_what_passes_is_sent(level: float, k: int) -> None:
     x, codec = normal(5, 8), threshold(level, k=k)
     q, memory = send(codec, codec.init(x), x)
     np.testing.assert_array_equal(q, np.where(np.abs(x) > level, x, 0))
-    assert memory.own.overflow == 0 and memory.own.overflow.dtype == jnp.int32
+    assert memory.report.overflow == 0 and memory.report.overflow.dtype == jnp.int32
 
 
 def test_unused_entries_have_one_more_index_than_there_are_coordinates() -> None:
@@ -39,7 +39,7 @@ def test_the_largest_win_where_there_is_no_room() -> None:
     q, memory = send(codec, codec.init(x), x)
     fifth = np.sort(np.abs(x))[-5]
     np.testing.assert_array_equal(q, np.where(np.abs(x) >= fifth, x, 0))
-    assert memory.own.overflow == np.sum(np.abs(x) > 0.5) - 5 > 0
+    assert memory.report.overflow == np.sum(np.abs(x) > 0.5) - 5 > 0
 
 
 def test_the_residual_stays_below_the_threshold() -> None:
@@ -60,7 +60,7 @@ def test_without_room_the_residual_stays_bounded() -> None:
     shrink = (1 - k / d) ** 0.5
     bound = (shrink * largest + d**0.5 * level) / (1 - shrink)
     assert np.linalg.norm(kept, axis=1).max() <= bound
-    assert memory.own.inner.overflow > 0
+    assert memory.report.overflow > 0
 
 
 def test_overflow_is_told() -> None:

@@ -47,7 +47,7 @@ def test_against_numpy(alpha: float, k: int) -> None:
     sent, kept, memory = run(codec, jnp.asarray(given))
     expected, lost = oracle(given.astype(np.float64), alpha, 0.9, k)
     np.testing.assert_array_equal(sent, expected)
-    assert np.count_nonzero(sent) > 12 and memory.own.inner.overflow == lost
+    assert np.count_nonzero(sent) > 12 and memory.report.overflow == lost
     np.testing.assert_allclose(
         np.cumsum(sent, axis=0) + kept, np.cumsum(given, axis=0), rtol=0, atol=1e-5
     )
@@ -99,7 +99,7 @@ def test_what_is_too_small_waits() -> None:
     sent, memory = send(codec, codec.init(x), x)
     np.testing.assert_array_equal(sent, [1.0, 2.0**-7, 0.0])
     np.testing.assert_allclose(memory.own.kept, [0, 0.01 - 2.0**-7, 0.001], rtol=1e-5)
-    assert memory.own.inner.overflow == 0
+    assert memory.report.overflow == 0
 
 
 def test_zeros_send_nothing() -> None:
