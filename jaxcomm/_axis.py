@@ -17,6 +17,7 @@ import jax.extend.core
 from jax import lax
 
 from jaxcomm._contract import AxisName, PerWorker, PyTree
+from pallas_kernels._dispatch import target
 
 Mode = Literal["checked", "unchecked", "vmap"]
 
@@ -68,7 +69,7 @@ def is_bound(axis_name: AxisName) -> bool:
 def size(axis_name: AxisName) -> int:
     """The number of workers, static."""
     index(axis_name)
-    return math.prod(lax.axis_size(name) for name in names(axis_name))
+    return math.prod([lax.axis_size(name) for name in names(axis_name)])
 
 
 def mode(name: str) -> Mode:
@@ -350,3 +351,9 @@ def unbound(axis_name: AxisName, nowhere: str, state: str = "") -> ValueError:
     return ValueError(
         f"{message}, where the axes are {found}: pass `axis_name={found[0]!r}`{or_others}{given}."
     )
+
+
+def by_gloo() -> bool:
+    """Whether JAX moves arrays between processes on CPUs with Gloo, its default there."""
+    implementation = jax.config.jax_cpu_collectives_implementation
+    return jax.process_count() > 1 and target().platform == "cpu" and implementation == "gloo"

@@ -234,18 +234,12 @@ def rounds(workers: int) -> Rounds | None:
     return Rounds(2, targets, numbers)
 
 
-def by_gloo() -> bool:
-    """Whether JAX moves arrays between processes on CPUs with Gloo, its default there."""
-    implementation = jax.config.jax_cpu_collectives_implementation
-    return jax.process_count() > 1 and target().platform == "cpu" and implementation == "gloo"
-
-
 def worth(rows: jax.Array) -> Rounds | None:
     """The rounds for `[workers, ...]`, or `None` if one all-to-all is as fast.
 
     A row that fits into the socket buffers does not block other messages.
     """
-    schedule = rounds(len(rows)) if by_gloo() else None
+    schedule = rounds(len(rows)) if _axis.by_gloo() else None
     size = rows.size // len(rows)
     large = size * rows.dtype.itemsize >= LARGE_ROW
     return schedule if schedule and large and size % schedule.parts == 0 else None

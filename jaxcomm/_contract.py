@@ -1,12 +1,15 @@
 """The contract: codecs, their context and memory, what a fast path may use, and aggregators."""
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """One mesh axis, or several that together index the workers, outermost first."""
@@ -190,6 +193,9 @@ def scattered(
 
     Args:
       entries: `(context, payload) -> Entries`, the mean over `context.count`.
+
+    Returns:
+      `(context, payload) -> float32[context.shape]`.
 
     Example:
       >>> from typing import NamedTuple
@@ -375,20 +381,94 @@ class PerWorker(NamedTuple):
     per_worker: dict[str, PyTree]
 
 
-@dataclasses.dataclass(frozen=True)
-class MixingUpdate:
-    """The update function of a gossip method, and the axes of its workers.
+Kind: TypeAlias = Literal["mean", "gossip", "local", "loss", "backward"]
 
-    It also takes `shard_axes`, the axes over which its leaves are shards, `share`, by what it
-    scales a step, and `applies`, whether the worker's whole step is finite: a worker skips all of a
-    step or nothing.
+_REPORTS: contextvars.ContextVar[list[tuple["Aggregator", PyTree]] | None] = contextvars.ContextVar(
+    "reports", default=None
+)
+
+
+class Aggregator(optax.GradientTransformationExtraArgs):
+    """An optax transformation that exchanges something with other workers, and what it is.
+
+    Read the type where you hold the aggregator. `optax.chain` and other combinators return a plain
+    transformation: :func:`reports` finds the aggregators in it, since they report themselves while
+    its `init` is called.
+
+    Attributes:
+      axes: The axes of the workers.
+      kind: `"mean"`: updates become their mean over `axes`; `update` takes `outer_axes` and
+        `shard_axes`, further axes over which updates differ. `"gossip"` and `"local"`: parameters
+        are mixed, with those of neighbors or in some steps only. `"loss"` and `"backward"`: a mean
+        that needs the loss, or the backward pass, in place of gradients.
+      needs_whole: The option by which it needs all gradients at once; empty if none.
+      parts: Functions of it for wrappers that run them separately, such as :class:`MixingParts`.
     """
 
-    update: Callable[..., Any]
     axes: tuple[str, ...]
-    share: Callable[..., jax.Array]  # `(state, params, weight, present) -> float[]`
+    kind: Kind
+    needs_whole: str
+    parts: Any
+
+    def __new__(
+        cls,
+        init: Callable[[PyTree], PyTree],
+        update: Callable[..., tuple[PyTree, PyTree]],
+        axis_name: AxisName,
+        kind: Kind = "mean",
+        needs_whole: str = "",
+        parts: Any = None,
+    ) -> "Aggregator":
+        """The aggregator whose workers are those of `axis_name`."""
+
+        def reporting_init(params: PyTree) -> PyTree:
+            state, found = init(params), _REPORTS.get()
+            if found is not None:
+                found.append((self, state))
+            return state
+
+        self = super().__new__(cls, reporting_init, update)
+        self.axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+        self.kind, self.needs_whole, self.parts = kind, needs_whole, parts
+        vars(update).setdefault("aggregator", self)
+        return self
+
+    def _replace(self, **changes: Any) -> "Aggregator":
+        """The same kind of aggregator with another `init` or `update`."""
+        init, update = {"init": self.init, "update": self.update, **changes}.values()
+        return Aggregator(init, update, self.axes, self.kind, self.needs_whole, self.parts)
+
+
+@contextlib.contextmanager
+def reports() -> Iterator[list[tuple[Aggregator, PyTree]]]:
+    """The aggregators whose `init` is called in this context, each with its state, in order."""
+    found: list[tuple[Aggregator, PyTree]] = []
+    token = _REPORTS.set(found)
+    try:
+        yield found
+    finally:
+        _REPORTS.reset(token)
+
+
+class MixingParts(NamedTuple):
+    """The parts of a gossip method.
+
+    Its `update` also takes `shard_axes`, the axes over which its leaves are shards, `share`, and
+    `applies`, whether the worker's whole step is finite: a worker skips all of a step or nothing.
+    """
+
+    share: Callable[..., jax.Array]  # `(state, params, weight, present) -> float[]`, of its step
     fits: Callable[[PyTree, PyTree, jax.Array], jax.Array]  # `(params, updates, share) -> bool[]`
 
-    def __call__(self, *args: Any, **extra_args: Any) -> Any:
-        """Calls the update function, as optax does."""
-        return self.update(*args, **extra_args)
+
+def require_state(state: Any, kind: type, holder: str) -> None:
+    """Raises unless a state has the fields of `kind`; or, if `kind` has none, no leaves.
+
+    The check compares fields and not types, since frameworks may rebuild the types of a state.
+    """
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
+        raise ValueError(
+            f"This state belongs to another transformation: {holder} expects `{kind.__name__}`, "
+            f"got `{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
+        )

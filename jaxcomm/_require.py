@@ -145,20 +145,24 @@ def _children(node: Any) -> tuple[Any, ...]:
     return tuple(node) if isinstance(node, tuple | list) else ()
 
 
-def require_exchange_last(state: Any) -> None:
+def require_exchange_last(state: Any, mixing: set[int]) -> None:
     """Raises if anything follows gossip or local steps in `optax.chain` or `optax.named_chain`.
 
     Their states are a plain tuple and an ordered dict. The update of these methods moves a worker
     to the mixed parameters, so a transformation of it mixes them wrongly.
+
+    Args:
+      state: The initial state.
+      mixing: The identities of the states of gossip and local steps in it.
     """
 
     def mixes(node: Any) -> bool:
-        return getattr(node, "mixes_parameters", False) or any(map(mixes, _children(node)))
+        return id(node) in mixing or any(map(mixes, _children(node)))
 
-    if getattr(state, "mixes_parameters", False):
+    if id(state) in mixing:
         return
     for node in _children(state):
-        require_exchange_last(node)
+        require_exchange_last(node, mixing)
     in_turn = type(state) in (tuple, OrderedDict)
     for node, after in itertools.pairwise(_children(state) if in_turn else ()):
         if mixes(node) and not mixes(after):
@@ -313,19 +317,6 @@ def checked(
     return check
 
 
-def require_state(state: Any, kind: type, holder: str) -> None:
-    """Raises unless a state has the fields of `kind`; or, if `kind` has none, no leaves.
-
-    The check compares fields and not types, since frameworks may rebuild the types of a state.
-    """
-    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-    if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
-        raise ValueError(
-            f"This state belongs to another transformation: {holder} expects `{kind.__name__}`, "
-            f"got `{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
-        )
-
-
 def weight_dtype(tree: Any) -> Any:
     """The dtype of weights beside these leaves: float64 if one of them is, and else float32."""
     is_double = any(jnp.result_type(x) == np.float64 for x in jax.tree.leaves(tree))
@@ -451,9 +442,8 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
     path = (*path, node)
     if isinstance(node, optax.GradientTransformation):
         return _held(node.update, path)
-    if hasattr(node, "needs_whole"):  # The update function of an aggregator.
-        of_each = node.update.__module__.startswith(_OF_EACH_WORKER)
-        return _Holds(aggregates=not of_each)
+    if hasattr(node, "aggregator"):  # The update function of one.
+        return _Holds(aggregates=not node.__module__.startswith(_OF_EACH_WORKER))
     if isinstance(node, Mapping):
         return _beside(node.values(), path)
     if isinstance(node, tuple | list):

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PerWorker, PyTree, reports, require_state
 from jaxcomm._mesh import (
     is_spec,
     is_traced,
@@ -40,7 +40,6 @@ from jaxcomm._require import (
     require_axis_name,
     require_clips_of_the_mean,
     require_exchange_last,
-    require_state,
     require_transformation,
 )
 
@@ -210,9 +209,10 @@ def init(
     param_specs = state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
-        with explained(explain_init_error):
+        with explained(explain_init_error), reports() as found:
             state = tx.init(own_params(params))
-        require_exchange_last(state)
+        mixing = {id(part) for each, part in found if each.kind in ("gossip", "local")}
+        require_exchange_last(state, mixing)
         return state
 
     def record(params: PyTree) -> tuple[()]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from jaxcomm import Codec
+
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxcomm", "pallas_kernels")
 COMMON = {"tests/workers.py", "tests/codecs.py", "tests/conftest.py", "pyproject.toml"}
@@ -48,6 +50,8 @@ def _held(thing: Any) -> Iterator[Any]:
         yield from thing.values()
     if isinstance(thing, tuple | list):
         yield from thing
+    if isinstance(thing, Codec):
+        yield from vars(thing).values()
 
 
 def made_of(thing: Any) -> set[str]:

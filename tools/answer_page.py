@@ -15,8 +15,8 @@ from typing import Any
 
 from jaxcomm import _collectives, _units
 from jaxcomm.advise import _advice, _sizes
-from jaxcomm.compression._sizes import MOST
-from jaxcomm.compression.quantizers import _dither, _fields
+from jaxcomm.compression._bits import MOST
+from jaxcomm.compression.quantizers import _dither
 from jaxcomm.perf import DEVICES, LINKS, _codec_time, _predict
 from jaxcomm.perf._recommended import RECOMMENDED
 
@@ -85,7 +85,7 @@ def numbers() -> dict[str, Any]:
         "large": _units.LARGE,
         "tile": _collectives._TILE,
         "levels": _dither.DEFAULT_LEVELS,
-        "widths": _fields.WIDTHS,
+        "widths": _dither.WIDTHS,
         "state_bytes": STATE_BYTES,
         "efficiency": _codec_time.EFFICIENCY,
         "backward": _predict.BACKWARD,

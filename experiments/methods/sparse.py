@@ -123,7 +123,7 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
             "data",
             error_feedback(nonzero(density=capacity.worker_shard)),
             mean_codec=error_feedback(nonzero(density=capacity.union_shard)),
-            layout="cyclic",
+            ownership="cyclic",
             scope="leaf",
             **options,
         ),

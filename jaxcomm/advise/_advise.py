@@ -13,8 +13,7 @@ from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm.advise._advice import Advice, Row
 from jaxcomm.advise._sizes import parse_count, shapes_of_count
-from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS
-from jaxcomm.compression.quantizers._fields import choose_field, most_levels
+from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field, most_levels
 from jaxcomm.perf import Calibration, Device, predict
 from jaxcomm.perf._link import to_link, to_seconds
 from jaxcomm.perf._network import LinkLike, links_of

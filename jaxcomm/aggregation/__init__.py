@@ -4,12 +4,13 @@ from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
 from jaxcomm.aggregation._adaptive_budgets import AdaptiveBudgetsState, adaptive_budgets
 from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio
 from jaxcomm.aggregation._all_gather import all_gather_mean
-from jaxcomm.aggregation._all_reduce import all_reduce_mean
+from jaxcomm.aggregation._all_reduce import all_reduce_mean, merged_mean
 from jaxcomm.aggregation._backup import BackupState, backup
 from jaxcomm.aggregation._budgeted import budgeted_mean
-from jaxcomm.aggregation._coded import AggregatorState
+from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState
 from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
+from jaxcomm.aggregation._exchange import or_reduce
 from jaxcomm.aggregation._fetch_sgd import fetch_sgd
 from jaxcomm.aggregation._gradient_norms import GradientNormsState, gradient_norms
 from jaxcomm.aggregation._gtop_k import gtop_k
@@ -17,9 +18,6 @@ from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
 from jaxcomm.aggregation._mean import mean
-from jaxcomm.aggregation._merged import merged_mean
-from jaxcomm.aggregation._options import AggregatorOptions
-from jaxcomm.aggregation._or_reduce import or_reduce
 from jaxcomm.aggregation._recursive_doubling import recursive_doubling_mean
 from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
@@ -27,11 +25,10 @@ from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_serv
 from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from jaxcomm.aggregation._sliced import sliced
-from jaxcomm.aggregation._slopes import zeroth_order_gradient
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import WarmupState, warmup, warmup_schedule
 from jaxcomm.aggregation._weight_gather import weight_gather
-from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order
+from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order, zeroth_order_gradient
 
 __all__ = [
     "AccumulateState",

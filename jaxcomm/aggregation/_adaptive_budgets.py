@@ -12,13 +12,12 @@ import optax
 
 from jaxcomm import _axis, _collectives
 from jaxcomm._collectives import collective_switch, to_message
-from jaxcomm._contract import AxisName, Codec, Context, PyTree
-from jaxcomm._require import checked, require_state, require_untraced
-from jaxcomm.aggregation._budget_plan import CodecOf, Plan, plan_of, require_slow
-from jaxcomm.aggregation._budgeted import budgeted_mean
-from jaxcomm.aggregation._local import encode_local
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole
+from jaxcomm._contract import Aggregator, AxisName, Codec, Context, PyTree, require_state
+from jaxcomm._require import checked, require_untraced
+from jaxcomm.aggregation._all_gather import encode_local
+from jaxcomm.aggregation._budgeted import CodecOf, Plan, budgeted_mean, plan_of, require_slow
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
+from jaxcomm.aggregation._stages import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 
 
@@ -173,7 +172,6 @@ def adaptive_budgets(
         zero = jnp.zeros((), jnp.int32)
         return AdaptiveBudgetsState(zero, zero, common_state(stages, params, "adaptive_budgets"))
 
-    @averages_over(common_axes(stages, "adaptive_budgets"), needs_whole(stages))
     def update_fn(
         updates: PyTree,
         state: AdaptiveBudgetsState,
@@ -202,4 +200,6 @@ def adaptive_budgets(
         plan, steps = _next(state, seconds, target_seconds, patience)
         return result, AdaptiveBudgetsState(plan, steps, inner)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(
+        init_fn, update_fn, common_axes(stages, "adaptive_budgets"), needs_whole=needs_whole(stages)
+    )

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._collectives import collective_switch
-from jaxcomm._contract import AxisName, Codec, PyTree
-from jaxcomm._require import checked, require_state
+from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
+from jaxcomm._require import checked
 from jaxcomm.aggregation._all_gather import all_gather_mean
-from jaxcomm.aggregation._options import AggregatorOptions, require_switch, takes_options
-from jaxcomm.aggregation._stages import averages_over, common_axes, common_state, needs_whole
+from jaxcomm.aggregation._coded import AggregatorOptions, require_switch, takes_options
+from jaxcomm.aggregation._stages import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 
 
@@ -141,7 +141,6 @@ def adaptive_ratio(
         stage, steps_below_target = (jnp.asarray(n, jnp.int32) for n in (len(steps) - 1, patience))
         return AdaptiveRatioState(stage, steps_below_target, inner, metrics)
 
-    @averages_over(common_axes(stages, "adaptive_ratio"), needs_whole(stages))
     def update_fn(
         updates: PyTree, state: AdaptiveRatioState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, AdaptiveRatioState]:
@@ -158,4 +157,6 @@ def adaptive_ratio(
         inner, metrics = extract_metrics(inner, jnp.asarray(steps, jnp.float32)[state.stage])
         return result, AdaptiveRatioState(stage, steps_below_target, inner, metrics)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(
+        init_fn, update_fn, common_axes(stages, "adaptive_ratio"), needs_whole=needs_whole(stages)
+    )

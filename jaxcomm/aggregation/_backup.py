@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _collectives, _noise
-from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._require import checked, own_weight, require_state, weight_dtype
+from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm._require import checked, own_weight, weight_dtype
 from jaxcomm.aggregation._delayed import require_count
-from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
+from jaxcomm.aggregation._stages import axes_of, needs_whole
 
 
 class BackupState(NamedTuple):
@@ -140,7 +140,6 @@ def backup(
             require_some_left()
         return BackupState(_noise.make_key(seed, key), jnp.zeros((), jnp.uint32), tx.init(params))
 
-    @averages_over(axes, needs_whole([tx]))
     def update_fn(
         updates: PyTree,
         state: BackupState,
@@ -165,4 +164,4 @@ def backup(
         )
         return result, BackupState(state.key, state.step + 1, inner)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axes, needs_whole=needs_whole([tx]))

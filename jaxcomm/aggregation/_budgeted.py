@@ -1,7 +1,7 @@
-"""A mean in two stages to which workers on slow links send less."""
+"""A mean for workers of different speed: a slow one sends, receives and owns less."""
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +21,90 @@ from jaxcomm._contract import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._require import checked, require_untraced
-from jaxcomm.aggregation._agreement import all_finite, everywhere
-from jaxcomm.aggregation._budget_plan import (
-    CodecOf,
-    Plan,
-    plan_of,
-    require_slow,
-    require_unbiased_codec,
-)
-from jaxcomm.aggregation._coded import coded_mean
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._local import decode_local, encode_local
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.aggregation._row_exchange import (
+from jaxcomm._require import checked, require_codec, require_untraced
+from jaxcomm.aggregation._all_gather import decode_local, encode_local
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
+from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
+from jaxcomm.aggregation._rows import (
     decode_rows,
     encode_rows,
+    from_rows,
     mean_of_owned,
     split_coins,
+    to_rows,
 )
-from jaxcomm.aggregation._rows import from_rows, to_rows
 from pallas_kernels._checks import nondifferentiable
+
+CodecOf: TypeAlias = Callable[[Any], Codec]
+"""From a budget to the codec of the rows that a worker with this budget sends."""
+
+
+class Plan(NamedTuple):
+    """Who sends with which codec, and who owns rows; static."""
+
+    kinds: tuple[int, ...]  # for each worker, the number of its codec
+    codecs: tuple[Codec, ...]
+    owners: tuple[int, ...]  # the workers that own a row, ascending
+
+    @property
+    def slots(self) -> np.ndarray:
+        """For each worker, the number of the row that it owns, or -1; int32[n]."""
+        slots = np.full(len(self.kinds), -1, np.int32)
+        slots[list(self.owners)] = np.arange(len(self.owners))
+        return slots
+
+    def pairs(self, turn: int, kind: int) -> list[tuple[int, int]]:
+        """Who sends to which owner in a turn, with one codec; row `(turn - sender) % n` is sent."""
+        workers = len(self.kinds)
+        senders = [(turn - row) % workers for row in range(len(self.owners))]
+        return [
+            (sender, owner)
+            for sender, owner in zip(senders, self.owners, strict=True)
+            if self.kinds[sender] == kind and sender != owner
+        ]
+
+
+def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: int) -> Plan:
+    """The plan for a number of workers; if all are slow, all own rows.
+
+    Raises:
+      ValueError: If `slow` names a worker that does not exist.
+    """
+    if beyond := sorted(worker for worker in slow if not 0 <= worker < workers):
+        raise ValueError(
+            f"`slow` names the workers {beyond}, but there are only {workers}: 0 to {workers - 1}."
+        )
+    budgets = [slow.get(worker, budget) for worker in range(workers)]
+    kinds = [*dict.fromkeys(budgets)]
+    owners = [worker for worker in range(workers) if worker not in slow] or [*range(workers)]
+    return Plan(
+        tuple(map(kinds.index, budgets)), tuple(codec_for(each) for each in kinds), tuple(owners)
+    )
+
+
+def require_slow(slow: Any) -> None:
+    """Raises unless `slow` maps workers to budgets."""
+    if not isinstance(slow, Mapping) or not all(
+        isinstance(worker, int) and not isinstance(worker, bool) for worker in slow
+    ):
+        raise ValueError(
+            f"`slow` must be a dict from the index of a worker to its budget, got {slow!r}."
+        )
+
+
+def require_unbiased_codec(codec: Codec, option: str) -> None:
+    """Raises unless the codec is unbiased and has no memory."""
+    require_codec(codec, option, user="budgeted_mean")
+    if jax.tree.leaves(codec.init(jnp.zeros(4))):
+        raise ValueError(
+            f"`{option}` of `budgeted_mean` must have no memory, but this codec keeps some."
+        )
+    if codec.claims.variance is None:
+        raise ValueError(
+            f"`{option}` of `budgeted_mean` must be unbiased and state its `variance`: what a slow "
+            "worker does not send would be missing from every mean. Use `random_k` or `dither`, "
+            "and not `top_k`."
+        )
 
 
 def _messages(
@@ -223,11 +286,11 @@ def budgeted_mean(
             for context, mean in zip(contexts, means, strict=True)
         ]
         gathered = gather_contents(axis_name, resent)
-        units = []
+        results = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)
             whole = from_rows(decode_rows(own_codec, context, owned), part.x.size)
-            units.append(Encoded(part.context, Memory(), whole.reshape(part.x.shape)))
+            results.append(part._replace(mean=whole.reshape(part.x.shape)))
 
         def sent() -> list[jax.Array]:
             """What the owners decode from this worker."""
@@ -244,7 +307,7 @@ def budgeted_mean(
                     decoded[unit] = jnp.where(kind == number, mine, decoded[unit])
             return decoded
 
-        return Exchanged(units, finite, sent)
+        return Exchanged(results, finite, sent)
 
     most = codec_for(budget)
     unit_codec = most.replace(

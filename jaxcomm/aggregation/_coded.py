@@ -1,10 +1,11 @@
-"""The common part of all aggregators with a codec: units, weights, coins, memory, finite checks.
+"""The common part of aggregators with a codec: options, units, weights, coins, memory, checks.
 
 Aggregators differ only in the exchange, which turns the workers' units into one mean.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax import lax
 
 from jaxcomm import _axis, _noise, _units
 from jaxcomm._contract import (
+    Aggregator,
     AxisName,
     Codec,
     Coins,
@@ -22,19 +24,148 @@ from jaxcomm._contract import (
     Memory,
     PerWorker,
     PyTree,
+    require_state,
 )
-from jaxcomm._require import require_state
+from jaxcomm._require import own_weight, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
-from jaxcomm.aggregation._agreement import all_finite, nowhere_nan
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
-from jaxcomm.aggregation._exchange import Encoded, Exchange, Exchanged, Part
-from jaxcomm.aggregation._options import AggregatorOptions, choose
-from jaxcomm.aggregation._stages import averages_over, require_last_stage
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm.aggregation._exchange import (
+    Exchange,
+    Exchanged,
+    Part,
+    all_finite,
+    nowhere_nan,
+)
+from jaxcomm.aggregation._stages import require_last_stage
 from jaxcomm.compression._stacked import stacked
 from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target
+
+
+class AggregatorOptions(TypedDict, total=False):
+    """The keyword arguments that aggregators with a codec share.
+
+    Attributes:
+      scope: Which coordinates share statistics: each `"leaf"`; a `"bucket"` of consecutive leaves,
+        up to `bucket_bytes`; or the whole `"tree"`, divided into buckets. Default: the `scope` of
+        the codec. Its `layout` determines whether a bucket is also encoded as one vector.
+      bucket_bytes: The maximum size of a bucket in float32 bytes; a larger leaf has its own bucket.
+        Default: 32 MiB.
+      seed: Seed of the randomness; may be traced. Default: 0.
+      key: A typed threefry key, in place of `seed`.
+      diagnostics: Whether the state's field `diagnostics` reports `compression_error`, `density`
+        and `residual_norm` of the step, and metrics of the codec; see
+        :func:`jaxcomm.global_qsgd`.
+    """
+
+    scope: _units.Scope | None
+    bucket_bytes: int | None
+    seed: int
+    key: jax.Array | None
+    diagnostics: bool
+
+
+DEFAULTS: AggregatorOptions = {
+    "scope": None,
+    "bucket_bytes": None,
+    "seed": 0,
+    "key": None,
+    "diagnostics": False,
+}
+
+
+class Chosen(NamedTuple):
+    """The options of an aggregator, with the defaults of its codec filled in."""
+
+    scope: _units.Scope
+    bucket_bytes: int
+    seed: int
+    key: jax.Array | None
+    diagnostics: bool
+
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
+
+
+def takes_options(construct: _Constructor) -> _Constructor:
+    """Lists the keywords of `AggregatorOptions` in the signature and docstring of a constructor."""
+    signature = inspect.signature(construct)
+    *own, _ = signature.parameters.values()
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for (name, kind), default in zip(
+            get_type_hints(AggregatorOptions).items(), DEFAULTS.values(), strict=True
+        )
+    ]
+    _, explained = (inspect.getdoc(AggregatorOptions) or "Attributes:\n").split("Attributes:\n")
+    document = (inspect.getdoc(construct) or "").replace(
+        "\n\nReturns:", f"\n{explained}\n\nReturns:", 1
+    )
+    vars(construct)["__signature__"] = signature.replace(parameters=[*own, *shared])
+    construct.__doc__ = document
+    return construct
+
+
+def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
+    """The options, with defaults for those that are not set.
+
+    Raises:
+      ValueError: If an option is out of range.
+    """
+    full: AggregatorOptions = {**DEFAULTS, **options}
+    scope = codec.scope if full["scope"] is None else full["scope"]
+    _units.check_scope(scope)
+    capacity = _units.BUCKET_BYTES if full["bucket_bytes"] is None else full["bucket_bytes"]
+    if not isinstance(capacity, int) or capacity < 4:
+        raise ValueError(
+            f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
+            "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
+        )
+    require_switch(full["diagnostics"])
+    return Chosen(scope, capacity, full["seed"], full["key"], full["diagnostics"])
+
+
+def require_switch(diagnostics: bool) -> None:
+    """Raises unless `diagnostics` is a Python bool: the structure of the state depends on it."""
+    if not isinstance(diagnostics, bool):
+        raise ValueError(
+            f"`diagnostics` must be a Python bool, got {diagnostics!r}. Under "
+            "`optax.inject_hyperparams` pass `static_args=('diagnostics',)`."
+        )
+
+
+def weighted(x: jax.Array, own: jax.Array, total: jax.Array, workers: int) -> jax.Array:
+    """Scales `x` by n w / sum(w); 0 if the weight is 0, even if `x` is NaN."""
+    share = own.astype(x.dtype) * workers / total.astype(x.dtype)
+    return jnp.where(own == 0, 0, x * share)
+
+
+def weigh(
+    axis_name: AxisName, weight: jax.Array | float, like: PyTree
+) -> Callable[[jax.Array], jax.Array]:
+    r"""Scales a worker's update so that the plain mean becomes the weighted mean.
+
+    .. math:: x_i \mapsto \frac{n\, w_i}{\sum_j w_j}\, x_i
+
+    A worker of weight 0 contributes nothing, even if its update is NaN, as a mean over no samples
+    often is. If all weights are 0, the mean is 0. A weight that is negative or not finite, above
+    2^100, or below 2^-100 but not 0, makes the mean NaN on all workers. The all-reduce of the
+    weights sums one float32; one float64 if a leaf of `like` is float64.
+
+    Args:
+      axis_name: The axis of the mean.
+      weight: float[] of this worker, 0 or from 2^-100 to 2^100; e.g. a number of samples.
+      like: The updates that the result is called with.
+
+    Raises:
+      ValueError: Under the conditions of `own_weight`.
+    """
+    workers = _axis.size(axis_name)
+    own = _axis.as_varying(own_weight(weight, weight_dtype(like)), axis_name)
+    total = lax.psum(own, axis_name)
+    return lambda x: weighted(x, own, total, workers)
+
 
 ResizeUnit = Callable[[Unit, tuple[int, ...], PyTree, PyTree], PyTree]
 """`(unit, its shape, memory [workers, ...], initial memory [new workers, ...]) -> memory`."""
@@ -65,7 +196,7 @@ def _decoded_once(means: list[jax.Array]) -> list[jax.Array]:
 
 
 def _all_finite_means(
-    parts: list[Part], encoded: list[Encoded], finalized: list[jax.Array], returned: list[jax.Array]
+    parts: list[Part], finalized: list[jax.Array], returned: list[jax.Array]
 ) -> jax.Array:
     """Whether all means are finite in the dtypes in which they are returned, bool[].
 
@@ -73,11 +204,11 @@ def _all_finite_means(
     `finalize` changed the mean.
     """
     computed, factored, in_range = [], [], []
-    for part, each, mean, leaf in zip(parts, encoded, finalized, returned, strict=True):
-        context = each.context.received(each.context.workers)
+    for part, mean, leaf in zip(parts, finalized, returned, strict=True):
         factors = None
-        if each.payload is not None and mean is each.mean and part.codec.fast.factors:
-            factors = part.codec.fast.factors(context, each.payload)
+        if part.payload is not None and mean is part.mean and part.codec.fast.factors:
+            context = part.context.received(part.context.workers)
+            factors = part.codec.fast.factors(context, part.payload)
         if factors is None:
             computed.append(leaf)
         else:
@@ -195,7 +326,7 @@ def coded_mean(
         )
     if shares_tree:
         codec = require_own_statistics(codec, "`scope`='tree'")
-    axis = _axis.label(axis_name)
+    axes, axis = _axis.names(axis_name), _axis.label(axis_name)
 
     def divided(tree: PyTree) -> _units.Split:
         return _units.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
@@ -246,7 +377,6 @@ def coded_mean(
             for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
         ]
 
-    @averages_over(axis_name, "`scope`='tree'" if scope == "tree" else "")
     def update_fn(
         updates: PyTree,
         state: AggregatorState,
@@ -266,9 +396,10 @@ def coded_mean(
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
         memories = restore_memories(state, split)
-        if jax.tree.leaves(memories):
+        remembers = bool(jax.tree.leaves(memories))
+        if remembers:
             require_last_stage(outer_axes, axis_name)
-        all_axes = (*shard_axes, *outer_axes, *_axis.names(axis_name))
+        all_axes = (*shard_axes, *outer_axes, *axes)
         coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),
             state.step if redraws else jnp.zeros_like(state.step),
@@ -284,17 +415,17 @@ def coded_mean(
         # The sum of empty units sends nothing, and types them as equal on all workers.
         means = [x if x.size else lax.psum(x, axis_name) for x in arrays]
         after = list(memories)
-        encoded, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
-        for number, part, each in zip(filled, parts, encoded, strict=True):
-            context = each.context.replace(memory=each.memory)
-            means[number], after[number] = part.codec.finalize(context, each.payload, each.mean)
+        parts, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
+        for number, part in zip(filled, parts, strict=True):
+            context = part.context.replace(memory=part.memory)
+            means[number], after[number] = part.codec.finalize(context, part.payload, part.mean)
         fits = finite
         if parts and codec.drop_overflow is not None:
-            fits = finite & nowhere_nan([each.mean for each in encoded])
+            fits = finite & nowhere_nan([part.mean for part in parts])
         # After the join, whose leaves are copied anyway.
         result = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
-        commits = fits
-        if parts and jax.tree.leaves(memories):
+        kept = [*map(persistent, memories)]
+        if parts and remembers:
             # Finite updates may overflow in the mean; committed, they would return in every step.
             leaves = jax.tree.leaves(result)
             returned = [
@@ -302,16 +433,16 @@ def coded_mean(
                 for number in filled
             ]
             finalized = [means[number] for number in filled]
-            commits = fits & _all_finite_means(parts, encoded, finalized, returned)
-        kept = keep_if(commits, [*map(persistent, after)], [*map(persistent, memories)])
+            commits = fits & _all_finite_means(parts, finalized, returned)
+            kept = keep_if(commits, [*map(persistent, after)], kept)
         own = separated([memory.own for memory in kept])
         metrics: Any = state.diagnostics
         if diagnostics and parts:
             if sent is None:
                 raise ValueError("This aggregator does not support `diagnostics=True`.")
             per_unit: list[Diagnostics] = [
-                part.codec.diagnose(each.context, part.x, after[number])
-                for number, part, each in zip(filled, parts, encoded, strict=True)
+                part.codec.diagnose(part.context, part.x, after[number])
+                for number, part in zip(filled, parts, strict=True)
             ]
             metrics = measure_diagnostics(all_axes, per_unit, sent(), after, finite)
         return result, AggregatorState(
@@ -322,4 +453,6 @@ def coded_mean(
             diagnostics=metrics,
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(
+        init_fn, update_fn, axis_name, needs_whole="`scope`='tree'" if scope == "tree" else ""
+    )

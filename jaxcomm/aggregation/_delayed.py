@@ -10,13 +10,13 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._axis import require_shards
 from jaxcomm._collectives import after
-from jaxcomm._contract import PerWorker, PyTree
-from jaxcomm._require import checked, own_weight, remedy, require_state, weight_dtype
+from jaxcomm._contract import Aggregator, PerWorker, PyTree, require_state
+from jaxcomm._require import checked, own_weight, remedy, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating
-from jaxcomm.aggregation._agreement import all_finite, everywhere
 from jaxcomm.aggregation._coded import keep_if
-from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole, require_last_stage
+from jaxcomm.aggregation._exchange import all_finite, everywhere
+from jaxcomm.aggregation._stages import axes_of, needs_whole, require_last_stage
 
 
 class DelayedState(NamedTuple):
@@ -113,7 +113,6 @@ def delayed(
         own = resized_by(_axis.marked(ring, axes), weighted_mean_of_workers)
         return DelayedState(jnp.zeros((), jnp.int32), own, tx.init(params))
 
-    @averages_over(axes, needs_whole([tx]))
     def update_fn(
         updates: PyTree,
         state: DelayedState,
@@ -163,4 +162,4 @@ def delayed(
         nan = lambda x: jnp.where(finite, x, jnp.full((), jnp.nan, x.dtype))  # noqa: E731
         return jax.tree.map(nan, result), new_state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axes, needs_whole=needs_whole([tx]))

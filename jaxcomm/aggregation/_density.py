@@ -5,8 +5,7 @@ import jax.numpy as jnp
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm.aggregation._agreement import to_vector
-from jaxcomm.aggregation._or_reduce import or_reduce
+from jaxcomm.aggregation._exchange import or_reduce, to_vector
 from jaxcomm.compression import _support
 from jaxcomm.compression._support import Granularity, Parts
 

@@ -11,11 +11,15 @@ from jaxcomm import _axis, _noise
 from jaxcomm._contract import AxisName, Context, Memory
 from jaxcomm._noise import following
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
-from jaxcomm.aggregation._coded import coded_mean
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.compression._sizes import require_countable
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
+from jaxcomm.aggregation._exchange import (
+    Exchanged,
+    Part,
+    all_finite,
+    everywhere,
+    sum_together,
+)
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
@@ -180,12 +184,12 @@ def fetch_sgd(
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
-        seeded_units = [current(context) for _, context, _, _ in parts]
+        seeded_units = [current(part.context) for part in parts]
         tables = [
             table_of(part.x / workers, context)
             for part, (context, _) in zip(parts, seeded_units, strict=True)
         ]
-        units = []
+        results = []
         for part, (context, memory), total in zip(
             parts, seeded_units, sum_together(axis_name, tables), strict=True
         ):
@@ -200,7 +204,7 @@ def fetch_sgd(
             after = FetchMemory(
                 masked, jnp.where(hit, 0, error), memory.epoch, following(memory.since)
             )
-            units.append(Encoded(part.context, Memory((), after), update))
+            results.append(part._replace(memory=Memory((), after), mean=update))
 
         def sent() -> list[jax.Array]:
             return [
@@ -208,7 +212,7 @@ def fetch_sgd(
                 for table, (context, _) in zip(tables, seeded_units, strict=True)
             ]
 
-        return Exchanged(units, finite, sent)
+        return Exchanged(results, finite, sent)
 
     unit_codec = sketch.replace(init=init)
     return coded_mean(axis_name, unit_codec, exchange, options, redraws=False)

@@ -8,11 +8,11 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._contract import PyTree
+from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._gradients import backward_of
-from jaxcomm._require import checked, require_state
-from jaxcomm.aggregation._stages import averages_over, axes_of
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm._require import checked
+from jaxcomm.aggregation._coded import weigh
+from jaxcomm.aggregation._stages import axes_of
 
 
 class GradientNormsState(NamedTuple):
@@ -71,7 +71,6 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         diagnostics = {"gradient_norm": zero, "worker_gradient_norm": zero}
         return GradientNormsState(inner.init(params), diagnostics)
 
-    @averages_over(axes, "norms over all leaves")
     def update_fn(
         updates: PyTree,
         state: GradientNormsState,
@@ -102,4 +101,4 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         }
         return mean, GradientNormsState(after, diagnostics)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axes, needs_whole="norms over all leaves")

@@ -13,10 +13,8 @@ from jaxcomm import _axis, _collectives, _units
 from jaxcomm._collectives import as_moved
 from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, to_vector
-from jaxcomm.aggregation._coded import coded_mean
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._options import AggregatorOptions
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean
+from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, to_vector
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
@@ -202,12 +200,11 @@ def gtop_k(
         total = lax.psum(_axis.as_varying(message, axis_name), axis_name)
         send_first = lambda x: lax.psum(of_first(x), axis_name)  # noqa: E731
         units = [
-            Encoded(
-                context,
-                memory._replace(own=memory.own._replace(kept=residual)),
-                to_dense(each.values * (1 / scale / workers), each.indices, x.shape),
+            part._replace(
+                memory=memory._replace(own=memory.own._replace(kept=residual)),
+                mean=to_dense(each.values * (1 / scale / workers), each.indices, part.x.shape),
             )
-            for (_, context, x, _), (_, memory), residual, each in zip(
+            for part, (_, memory), residual, each in zip(
                 parts,
                 encoded,
                 residuals,

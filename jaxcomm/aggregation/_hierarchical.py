@@ -5,9 +5,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PyTree
 from jaxcomm._require import own_weight, weight_dtype
-from jaxcomm.aggregation._stages import averages_over, axes_of, needs_whole
+from jaxcomm.aggregation._stages import axes_of, needs_whole
 
 
 def hierarchical(
@@ -62,7 +62,6 @@ def hierarchical(
     def init_fn(params: PyTree) -> tuple[PyTree, ...]:
         return tuple(stage.init(params) for stage in stages)
 
-    @averages_over(tuple(name for names in reversed(axes) for name in names), needs_whole(stages))
     def update_fn(
         updates: PyTree,
         state: tuple[PyTree, ...],
@@ -93,4 +92,9 @@ def hierarchical(
                 weight = lax.psum(_axis.as_varying(own, axes[level]), axes[level])
         return updates, tuple(after)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(
+        init_fn,
+        update_fn,
+        tuple(name for names in reversed(axes) for name in names),
+        needs_whole=needs_whole(stages),
+    )

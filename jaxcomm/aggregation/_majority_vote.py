@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _collectives, _noise
-from jaxcomm._contract import AxisName, Codec, PyTree
+from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, everywhere
-from jaxcomm.aggregation._coded import AggregatorState, coded_mean
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._options import AggregatorOptions
+from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState, coded_mean
+from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import from_rows, to_rows
-from jaxcomm.aggregation._stages import averages_over
 from jaxcomm.compression import _bits
 from jaxcomm.compression.quantizers import SignsPayload, signs
 
@@ -124,18 +121,18 @@ def majority_vote(
         ]
         elected = _elect(axis_name, *(jnp.concatenate(each, axis=1) for each in (rows, coins)))
         ends = list(itertools.accumulate(row.shape[1] for row in rows))
-        units = []
-        for (_, context, *_), (payload, memory), bits in zip(
+        results = []
+        for part, (payload, memory), bits in zip(
             parts, encoded, jnp.split(elected, ends[:-1], axis=1), strict=True
         ):
             winners = SignsPayload(from_rows(bits, payload.bits.size))
-            units.append(Encoded(context, memory, sign.decode(context.received(), winners)))
-        return Exchanged(units, finite)
+            mean = sign.decode(part.context.received(), winners)
+            results.append(part._replace(memory=memory, mean=mean))
+        return Exchanged(results, finite)
 
     options: AggregatorOptions = {"scope": "bucket", "seed": seed, "key": key}
     tx = coded_mean(axis_name, sign, exchange, options)
 
-    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: AggregatorState,
@@ -151,4 +148,4 @@ def majority_vote(
             )
         return tx.update(updates, state, params, **extra_args)
 
-    return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+    return Aggregator(tx.init, update_fn, axis_name)

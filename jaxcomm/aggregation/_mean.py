@@ -1,4 +1,4 @@
-"""The exact mean, the baseline of all comparisons."""
+"""The plain mean, in the dtype of the update; 16-bit leaves in two stages."""
 
 from typing import Any
 
@@ -7,19 +7,76 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomm import _axis, _collectives
-from jaxcomm._contract import AxisName, Codec, PyTree
+from jaxcomm import _axis
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
 from jaxcomm._mesh import is_all_manual
-from jaxcomm._require import checked, require_state
-from jaxcomm._units import require_floating
-from jaxcomm.aggregation._agreement import sum_together
-from jaxcomm.aggregation._narrow_mean import is_narrow, narrow_mean
-from jaxcomm.aggregation._stages import averages_over
+from jaxcomm._require import checked, own_weight
+from jaxcomm._units import LARGE, require_floating
+from jaxcomm.aggregation._coded import weigh, weighted
+from jaxcomm.aggregation._exchange import join_small, sum_together
+from jaxcomm.aggregation._rows import ROW_CUTS
 from jaxcomm.aggregation._two_stage import two_stage_mean
-from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression import blockwise
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.quantizers import cast, scaled_cast
+
+_ROWS = ROW_CUTS["block"]
+
+
+def is_narrow(x: jax.Array) -> bool:
+    """Whether an update has 16-bit floats, at least one."""
+    return x.dtype.itemsize == 2 and x.size > 0
+
+
+def mean_of_rows(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """The mean over the first axis, in at least float32, rounded once to the dtype of `rows`."""
+    workers = len(rows)
+    small = headroom(workers)
+    wide = (rows if rows.dtype.itemsize >= 4 else rows.astype(jnp.float32)) * small
+    if weights is not None:
+        each = weights.reshape(-1, *[1] * (rows.ndim - 1))
+        wide = weighted(wide, each, jnp.sum(weights), workers)
+    return (jnp.sum(wide, axis=0) / (workers * small)).astype(rows.dtype)
+
+
+def _exchanged(
+    axis_name: AxisName, vectors: list[jax.Array], own: jax.Array | None
+) -> list[jax.Array]:
+    """The means of the vectors, in two collectives; weights travel beside the rows."""
+    workers = _axis.size(axis_name)
+    rows = [_ROWS.apart(x, workers) for x in vectors]
+    sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
+    received, weights = exchange_rows(axis_name, sent)
+    gathered = gather_contents(axis_name, [mean_of_rows(x, weights) for x in received])
+    return [_ROWS.together(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
+
+
+def narrow_mean(
+    axis_name: AxisName, leaves: list[jax.Array], weight: jax.Array | float | None
+) -> list[jax.Array]:
+    """The mean over workers of 16-bit leaves, rounded once.
+
+    Each worker owns a part of the leaves. It receives this part from all workers, sums in float32,
+    rounds to nearest, and sends the result to all workers. Both messages have 16-bit words.
+
+    Args:
+      axis_name: The axis of the mean, of at least two workers.
+      leaves: Arrays for which `is_narrow` is true.
+      weight: This worker's weight, or `None`.
+    """
+    own = None if weight is None else own_weight(weight)
+    vectors, restore = join_small(leaves, LARGE)
+    # A message has one type: a result must not vary over outer axes only because others do.
+    together: dict[frozenset[str], list[int]] = {}
+    for position, vector in enumerate(vectors):
+        together.setdefault(_axis.varying(vector), []).append(position)
+    means = [*vectors]
+    for positions in together.values():
+        exchanged = _exchanged(axis_name, [vectors[i] for i in positions], own)
+        for position, mean in zip(positions, exchanged, strict=True):
+            means[position] = mean
+    return restore(means)
 
 
 def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
@@ -51,7 +108,7 @@ def _summed(
 
     wide = [widened(x) for x in leaves]
     # Concatenation would gather leaves that are sharded over an automatic axis.
-    concatenated = _collectives.by_gloo() and is_all_manual()
+    concatenated = _axis.by_gloo() and is_all_manual()
     totals = (
         sum_together(axis_name, wide) if concatenated else [lax.psum(x, axis_name) for x in wide]
     )
@@ -119,7 +176,6 @@ def mean(
         del params
         return optax.EmptyState()
 
-    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: optax.EmptyState,
@@ -145,4 +201,4 @@ def mean(
         results = [next(rounded if each else summed) for each in narrow]
         return jax.tree.unflatten(treedef, results), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axis_name)

@@ -21,17 +21,21 @@ from jaxcomm._contract import (
     mean_is_update,
 )
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
-from jaxcomm.aggregation._coded import coded_mean
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._local import (
+from jaxcomm.aggregation._all_gather import (
     decode_local,
     encode_local,
     local_memory,
     without_global_diagnostics,
 )
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
+from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._exchange import (
+    Exchanged,
+    Part,
+    all_finite,
+    everywhere,
+    nan_unless_all_fit,
+)
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression._means import headroom
 
@@ -192,15 +196,14 @@ def recursive_doubling_mean(
         if partial_sums and any(codec.drop_overflow is not None for codec in codecs[:-1]):
             # The codecs of later rounds may not preserve NaN.
             totals = nan_unless_all_fit(axis_name, partial_sums, totals)
-        units = [
-            Encoded(
-                part.context,
-                Memory([memory.own for *_, memory in rounds], report=rounds),
-                x * (1 / scale / workers),
+        parts = [
+            part._replace(
+                memory=Memory([memory.own for *_, memory in rounds], report=rounds),
+                mean=x * (1 / scale / workers),
             )
             for part, rounds, x in zip(parts, encoded, totals, strict=True)
         ]
-        return Exchanged(units, finite, lambda: sent)
+        return Exchanged(parts, finite, lambda: sent)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         rounds = [

@@ -8,10 +8,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _collectives, _units
-from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._require import checked, require_state
-from jaxcomm.aggregation._stages import averages_over
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm._require import checked
+from jaxcomm.aggregation._coded import weigh
 from jaxcomm.compression._means import headroom
 
 
@@ -91,7 +90,6 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
         del params
         return optax.EmptyState()
 
-    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: optax.EmptyState,
@@ -111,4 +109,4 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
             units = [*map(weigh(axis_name, weight, units), units)]
         return join([_ring_mean(x, axis_name) for x in units]), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axis_name)

@@ -1,12 +1,17 @@
-"""Splits an array into one row per worker, for collectives in which each worker owns a row."""
+"""Rows of an array, one for each worker, which owns the mean of it, and their two exchanges."""
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
+from jaxcomm._units import Unit
+from jaxcomm.aggregation._all_gather import decode_local, decoded_mean, encode_local
 
 RowOwnership = Literal["block", "cyclic"]
 
@@ -49,16 +54,16 @@ def from_block_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return (rows if rows.size == size else from_rows(rows, size)).reshape(shape)
 
 
-class RowLayout(NamedTuple):
+class RowCut(NamedTuple):
     """The functions that split an array into rows and join them again."""
 
     apart: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
     together: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
 
 
-ROW_LAYOUTS: dict[str, RowLayout] = {
-    "block": RowLayout(to_block_rows, from_block_rows),
-    "cyclic": RowLayout(to_cyclic_rows, from_cyclic_rows),
+ROW_CUTS: dict[str, RowCut] = {
+    "block": RowCut(to_block_rows, from_block_rows),
+    "cyclic": RowCut(to_cyclic_rows, from_cyclic_rows),
 }
 
 
@@ -86,3 +91,57 @@ def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> 
     filled = np.clip(size - np.arange(workers) * part.size, 0, part.size)
     position = jnp.arange(part.size).reshape(part.shape)
     return jnp.where(position < jnp.asarray(filled)[me], part, jnp.zeros((), part.dtype))
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def map_stack(unit: Unit, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
+    """Maps a function of one leaf over a stack; in a message, the stack is the second axis."""
+    stacked = unit.form == "stacked"
+    return jax.vmap(function, in_axes, out_axes) if stacked else function
+
+
+def split_coins(coins: Coins, workers: int) -> Coins:
+    """Independent coins for each row, key[workers] each."""
+    return Coins(*(jax.random.split(key, workers) for key in coins))
+
+
+def encode_rows(
+    codec: Codec, context: Context, rows: jax.Array
+) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
+    """Encodes rows `[workers, ...]`, each with separate coins, memory and statistics.
+
+    Returns:
+      The payloads with their statistics, [workers, ...]; the context with these statistics; and the
+      memory after encoding.
+    """
+    content, memory = jax.vmap(functools.partial(encode_local, codec))(context, rows)
+    return content, context.replace(statistics=content[1]), memory
+
+
+def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree) -> jax.Array:
+    """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
+    # All senders encoded this worker's row with the public coin of that row.
+    mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
+
+    def from_sender(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def apply(content: tuple[PyTree, PyTree], *rest: Any) -> jax.Array:
+            payload, measured = content
+            return decode(mine.received().replace(statistics=measured), payload, *rest)
+
+        return apply
+
+    return decoded_mean(
+        from_sender(codec.decode),
+        content,
+        mine.replace(statistics=()),
+        mine.shape,
+        added=from_sender(codec.fast.add) if codec.fast.add else None,
+    )
+
+
+def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:
+    """Decodes the rows of all workers, whose public coins are that of `context`."""
+    rows: jax.Array = jax.vmap(functools.partial(decode_local, codec, context))(content)
+    return rows

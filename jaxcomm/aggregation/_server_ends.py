@@ -1,12 +1,8 @@
-"""The two ends of `sharded_server`: gradients to the owners of slices, and updates to all workers.
-
-Each end sends exact values in their dtypes, or payloads of a codec. A tree of rows has leaves
-`[workers, ...]`, with one slice per worker; a tree of slices has those of one worker.
-"""
+"""What workers push to the owners of slices and pull from them, and their memory after a resize."""
 
 import dataclasses
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +11,21 @@ from jax import lax
 from jaxcomm import _axis, _units
 from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._resize import mean_over_workers
 from jaxcomm._units import LARGE, Scope, Unit
-from jaxcomm.aggregation._agreement import all_finite, join_small
-from jaxcomm.aggregation._coded import restored, separated, unit_context
-from jaxcomm.aggregation._local import encode_local, local_memory
-from jaxcomm.aggregation._narrow_mean import mean_of_rows
-from jaxcomm.aggregation._row_exchange import (
+from jaxcomm.aggregation._all_gather import encode_local, local_memory
+from jaxcomm.aggregation._coded import restored, separated, unit_context, weigh
+from jaxcomm.aggregation._exchange import all_finite, join_small
+from jaxcomm.aggregation._mean import mean_of_rows
+from jaxcomm.aggregation._rows import (
     decode_rows,
     encode_rows,
+    from_slices,
     map_stack,
     mean_of_owned,
     split_coins,
+    to_slices,
 )
-from jaxcomm.aggregation._weights import weigh
 from jaxcomm.compression._stacked import stacked
 
 
@@ -251,3 +249,66 @@ class CodedEnd:
         joined = jax.vmap(split.join)(rows)
         fits = jnp.all(flags == 0) & leaves_finite(joined)
         return Pulled(joined, fits, [each.own for each in after])
+
+
+def recut(slices: jax.Array, like: jax.Array) -> jax.Array:
+    """`[old workers, ...] -> [workers, ...]`; slices follow each other, with zeros at the end."""
+    flat = slices.ravel()[: like.size]
+    return jnp.pad(flat, (0, like.size - flat.size)).reshape(like.shape)
+
+
+def resize_memory(
+    end: CodedEnd, like: PyTree, old: list[PyTree], new: list[PyTree]
+) -> list[PyTree]:
+    """The memory of an end for other owners.
+
+    Args:
+      end: The end. Memory for rows that a worker sends takes its mean over workers; memory of
+        owners is that of their slices.
+      like: The shapes of the parameters.
+      old: The memory of each unit, leaves `[old workers, ...]`.
+      new: The initial memory for the new workers.
+
+    Raises:
+      ValueError: If the codec keeps memory that is no array like the unit.
+    """
+    flat = [[*map(jax.tree.leaves, tree)] for tree in (old, new)]
+    if not any(flat[0]):
+        return new
+    olds, news = ([*zip(*leaves, strict=True)] for leaves in flat)
+    resized = [
+        _resize_arrays(end, like, [*before], [*after])
+        for before, after in zip(olds, news, strict=True)
+    ]
+    return [
+        jax.tree.unflatten(jax.tree.structure(memory), [column[unit] for column in resized])
+        for unit, memory in enumerate(new)
+    ]
+
+
+def _resize_arrays(
+    end: CodedEnd, like: PyTree, old: list[jax.Array], new: list[jax.Array]
+) -> list[jax.Array]:
+    """One array of the memory of each unit."""
+
+    def cut(whole: PyTree, workers: int) -> list[jax.Array]:
+        rows = jax.tree.map(lambda x: to_slices(x, workers), whole)
+        arrays = end.units_of(rows)
+        if not end.of_rows:
+            return arrays
+        return [jnp.broadcast_to(x, (workers, *x.shape)) for x in arrays]
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+    workers, of_old = len(new[0]), len(old[0])
+    for arrays, count in ((old, of_old), (new, workers)):
+        expected: Any = jax.eval_shape(lambda tree, count=count: cut(tree, count), zeros)
+        if [x.shape for x in arrays] != [x.shape for x in expected]:
+            raise ValueError(
+                "A codec of `sharded_server` keeps memory that is no array like its slices, so it "
+                "cannot be cut for another number of workers. Make a new state with `jaxcomm.init`."
+            )
+    if end.of_rows:
+        old = [mean_over_workers(x, 1, " of `sharded_server`")[0] for x in old]
+    rows = end.join_rows(old, jax.tree.map(lambda x: to_slices(x, of_old)[0], zeros))
+    whole = jax.tree.map(lambda x, leaf: from_slices(x, leaf.shape), rows, zeros)
+    return [x.astype(y.dtype) for x, y in zip(cut(whole, workers), new, strict=True)]

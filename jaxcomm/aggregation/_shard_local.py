@@ -1,4 +1,4 @@
-"""Aggregators and gossip for parameters that are sharded over other mesh axes."""
+"""Aggregates the shards of parameters that are sharded over other axes, and marks their state."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,12 +11,136 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _mesh
 from jaxcomm._axis import automatic_axes
-from jaxcomm._contract import MixingUpdate, PyTree
+from jaxcomm._contract import Aggregator, MixingParts, PerWorker, PyTree, require_state
 from jaxcomm._mesh import all_restricted, axes_in, is_spec, require_specs
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked
 from jaxcomm._workers import state_specs
-from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
-from jaxcomm.aggregation._stages import averages_over, axes_of
+from jaxcomm.aggregation._stages import axes_of
+
+
+def _is_marked(node: object) -> bool:
+    return isinstance(node, PerWorker)
+
+
+def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyTree:
+    """The state of one shard, marked as different over `axes` as well.
+
+    Args:
+      state: State whose `PerWorker` leaves differ by worker.
+      axes: The axes that shard the parameters.
+      varying: The paths of other leaves that differ by shard.
+
+    Raises:
+      ValueError: If another leaf differs by shard.
+    """
+
+    if not axes:
+        return state
+
+    def mark(path: tuple[Any, ...], node: Any) -> Any:
+        if isinstance(node, PerWorker):
+            if not jax.tree.leaves(node):
+                return node
+            ((workers, tree),) = node.per_worker.items()
+            both = _axis.label((*workers.split(","), *axes))
+            return PerWorker({both: _axis.local_params(tree, axes)})
+        where = jax.tree_util.keystr(path)
+        if where in varying:
+            return _axis.marked(node, axes)
+        if over := sorted(_axis.varying(node) & set(axes)):
+            raise ValueError(
+                f"The state at {where or 'the root'} differs over {over}, the axes that shard the "
+                "parameters, but it was made without them. Make it with `jaxcomm.init(tx, params, "
+                "mesh, shard_axes=...)`."
+            )
+        return node
+
+    return jax.tree_util.tree_map_with_path(mark, state, is_leaf=_is_marked)
+
+
+def unmarked(state: PyTree, axes: tuple[str, ...]) -> tuple[PyTree, frozenset[str]]:
+    """The inverse of `marked`, and the paths of leaves that differ by shard only."""
+    varying: set[str] = set()
+    if not axes:
+        return state, frozenset()
+
+    def unmark(path: tuple[Any, ...], node: Any) -> Any:
+        if not isinstance(node, PerWorker) or not jax.tree.leaves(node):
+            return node
+        ((label, tree),) = node.per_worker.items()
+        names = tuple(label.split(","))
+        if names == axes:
+            varying.add(jax.tree_util.keystr(path))
+            return _axis.own(node, axes)
+        if names[-len(axes) :] != axes:
+            raise ValueError(
+                f"The state at {jax.tree_util.keystr(path)} differs over {list(names)}, not over "
+                f"{list(axes)}, the axes that shard the parameters. Make it with `jaxcomm.init(tx, "
+                "params, mesh, shard_axes=...)`."
+            )
+        return PerWorker({_axis.label(names[: -len(axes)]): tree})
+
+    return jax.tree_util.tree_map_with_path(unmark, state, is_leaf=_is_marked), frozenset(varying)
+
+
+def as_structured(state: PyTree, like: PyTree, label: str) -> PyTree:
+    """The state for the shards. It may have been made for whole leaves, without memory."""
+    leaves, (expected, structure) = jax.tree.leaves(state), jax.tree.flatten(like)
+    if len(leaves) != len(expected):
+        raise ValueError(
+            f"The state of `shard_local` for leaves over {label!r} was made for other parameters "
+            "or without their shards. Make it with `jaxcomm.init(tx, params, mesh, "
+            "shard_axes=...)`."
+        )
+    return jax.tree.unflatten(structure, leaves)
+
+
+def marked_as_updated(
+    tx: optax.GradientTransformationExtraArgs,
+    params: PyTree,
+    state: PyTree,
+    workers: tuple[str, ...],
+    axes: tuple[str, ...],
+) -> PyTree:
+    """The initial state, in which leaves are marked that an update makes different by shard.
+
+    Raises:
+      ValueError: If there are no types to find them, and the state has memory.
+    """
+    if not axes:
+        return state
+    if _axis.mode(axes[0]) != "checked":
+        if any(leaf.ndim for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                "The memory of `shard_local` needs `jax.shard_map(..., check_vma=True)`, or "
+                "`jaxcomm.init`."
+            )
+        return state
+
+    def differing(state: PyTree) -> frozenset[str]:
+        leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_marked)
+        return frozenset(
+            jax.tree_util.keystr(path)
+            for path, leaf in leaves
+            if not _is_marked(leaf) and _axis.varying(leaf) & set(axes)
+        )
+
+    def after_update(varying: frozenset[str]) -> frozenset[str]:
+        found: list[frozenset[str]] = []
+
+        def update(updates: PyTree, state: PyTree) -> None:
+            before, _ = unmarked(marked(state, axes, varying), axes)
+            given = [updates] if isinstance(tx, Aggregator) and tx.kind == "gossip" else []
+            found.append(differing(tx.update(updates, before, *given, shard_axes=axes)[1]))
+
+        jax.eval_shape(update, _axis.local_params(params, workers), state)
+        return found[0]
+
+    varying = differing(state)
+    while not (after := after_update(varying)) <= varying:
+        varying |= after
+    return marked(state, axes, varying)
+
 
 _WHOLE = PartitionSpec()
 
@@ -154,8 +278,9 @@ def shard_local(
       >>> print(jax.jit(average)(jnp.array([[3.0, 0.0]])))
       [[3. 0.]]
     """
-    mixing = tx.update if isinstance(tx.update, MixingUpdate) else None
-    workers = axes_of(tx, "shard_local") if mixing is None else mixing.axes
+    parts = tx.parts if isinstance(tx, Aggregator) else None
+    mixing = parts if isinstance(parts, MixingParts) else None
+    workers = axes_of(tx, "shard_local", ("mean", "loss") if mixing is None else ("gossip",))
 
     named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
     named_axes = {name for names in named for name in names}
@@ -267,7 +392,6 @@ def shard_local(
         result: tuple[PyTree, ShardLocalState] = run(updates, params, state, arrays)
         return result
 
-    if mixing is not None:
-        mixed = MixingUpdate(update_fn, workers, mixing.share, mixing.fits)
-        return optax.GradientTransformationExtraArgs(init_fn, mixed)
-    return optax.GradientTransformationExtraArgs(init_fn, averages_over(workers)(update_fn))
+    return Aggregator(
+        init_fn, update_fn, workers, "mean" if mixing is None else "gossip", parts=mixing
+    )

@@ -11,20 +11,18 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
 from jaxcomm._axis import require_shards
-from jaxcomm._contract import AxisName, Codec, Coins, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, Codec, Coins, PerWorker, PyTree, require_state
 from jaxcomm._require import (
     checked,
     own_weight,
     require_axis_name,
     require_codec,
-    require_state,
     weight_dtype,
 )
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
-from jaxcomm.aggregation._coded import keep_if
+from jaxcomm.aggregation._coded import AggregatorOptions, choose, keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
-from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
 from jaxcomm.aggregation._server_ends import (
     CodedEnd,
@@ -34,9 +32,9 @@ from jaxcomm.aggregation._server_ends import (
     leaves_finite,
     pull_exactly,
     push_exactly,
+    recut,
+    resize_memory,
 )
-from jaxcomm.aggregation._server_resize import recut, resize_memory
-from jaxcomm.aggregation._stages import averages_over
 
 
 class ShardedServerState(NamedTuple):
@@ -263,7 +261,6 @@ def sharded_server(
         )
         return Coins(*(keys[:first] for keys in coins)), Coins(*(keys[first:] for keys in coins))
 
-    @averages_over(axis_name)
     def update_fn(
         updates: PyTree,
         state: ShardedServerState,
@@ -349,4 +346,4 @@ def sharded_server(
             state.key, state.step + 1, mark(sent), mark_some(after, own), mark(resent)
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axis_name)

@@ -9,10 +9,14 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, Context, Diagnostics, Memory
 from jaxcomm._require import checked
-from jaxcomm.aggregation._agreement import all_finite, everywhere, sum_together
-from jaxcomm.aggregation._coded import coded_mean
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
+from jaxcomm.aggregation._exchange import (
+    Exchanged,
+    Part,
+    all_finite,
+    everywhere,
+    sum_together,
+)
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
@@ -116,25 +120,26 @@ def sketched_sgd(
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         scale = headroom(workers)
-        memories = [accumulated(context.memory, x) for _, context, x, _ in parts]
+        memories = [accumulated(part.context.memory, part.x) for part in parts]
         tables = [
             sketch.encode(part.context.received(), residual * scale)[0]
             for part, (_, residual) in zip(parts, memories, strict=True)
         ]
         candidates_of = []
-        for (_, context, x, _), total in zip(parts, sum_together(axis_name, tables), strict=True):
-            estimate = sketch.decode(context.received(), total)
-            number = min(round(candidates * kept(x.size)), x.size)
+        for part, total in zip(parts, sum_together(axis_name, tables), strict=True):
+            estimate = sketch.decode(part.context.received(), total)
+            size = part.x.size
+            number = min(round(candidates * kept(size)), size)
             candidates_of.append(largest(estimate.ravel(), number, jnp.abs))
         own = [
             residual.ravel()[where] * scale
             for (_, residual), where in zip(memories, candidates_of, strict=True)
         ]
-        units, sent = [], []
-        for (_, context, x, _), (velocity, residual), where, exact in zip(
+        results, sent = [], []
+        for part, (velocity, residual), where, exact in zip(
             parts, memories, candidates_of, sum_together(axis_name, own), strict=True
         ):
-            count = kept(x.size)
+            x, count = part.x, kept(part.x.size)
             best = largest(exact, count, jnp.abs)
             chosen = where[best]
             support = to_dense(jnp.ones(count, jnp.float32), chosen, x.shape) != 0
@@ -143,9 +148,9 @@ def sketched_sgd(
                 jnp.where(support, 0, velocity) if momentum_masking else velocity,
                 jnp.where(support, 0, residual),
             )
-            units.append(Encoded(context, Memory(after, ()), mean))
+            results.append(part._replace(memory=Memory(after), mean=mean))
             sent.append(jnp.where(support, residual, 0))
-        return Exchanged(units, finite, lambda: sent)
+        return Exchanged(results, finite, lambda: sent)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(target=accumulated(context.memory, x).residual)

@@ -6,11 +6,11 @@ import jax
 import optax
 
 from jaxcomm import _axis, _collectives
-from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._require import checked, require_state
+from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm._require import checked
 from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
-from jaxcomm.aggregation._shard_state import marked, unmarked
-from jaxcomm.aggregation._stages import averages_over, axes_of, is_stateless, needs_whole
+from jaxcomm.aggregation._shard_local import marked, unmarked
+from jaxcomm.aggregation._stages import axes_of, is_stateless, needs_whole
 
 
 class SlicedState(NamedTuple):
@@ -96,7 +96,6 @@ def sliced(
         state = tx.init(own_slices(params))
         return SlicedState(marked(state, devices, _paths(state)))
 
-    @averages_over(workers, needs_whole([tx]))
     def update_fn(
         updates: PyTree,
         state: SlicedState,
@@ -120,4 +119,4 @@ def sliced(
         whole = jax.tree.map(joined, means, updates)
         return whole, SlicedState(marked(after, devices, varying))
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, workers, needs_whole=needs_whole([tx]))

@@ -1,61 +1,37 @@
 """Declares the axes over which an aggregator averages, so that wrappers can compose aggregators."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._contract import Aggregator, AxisName, Kind, PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm._resize import noting
 
 
-@dataclasses.dataclass(frozen=True)
-class AveragingUpdate:
-    """The update function of an aggregator, which takes `outer_axes=`, and the axes of its mean.
-
-    Updates also differ over the outer axes, before and after the mean. Private coins are therefore
-    independent over them too.
-    """
-
-    update: Callable[..., Any]
-    axes: tuple[str, ...]
-    needs_whole: str = ""  # the option by which it needs all gradients at once
-
-    def __call__(self, *args: Any, **extra_args: Any) -> Any:
-        """Calls the update function, as optax does."""
-        return self.update(*args, **extra_args)
-
-
-def averages_over(
-    axis_name: AxisName, needs_whole: str = ""
-) -> Callable[[Callable[..., Any]], AveragingUpdate]:
-    """Wraps an update function in an `AveragingUpdate` over `axis_name`."""
-    return lambda update: AveragingUpdate(update, _axis.names(axis_name), needs_whole)
-
-
 def needs_whole(stages: Iterable[optax.GradientTransformation]) -> str:
     """The option by which one of these aggregators needs all gradients at once; empty if none."""
-    return next(filter(None, (getattr(stage.update, "needs_whole", "") for stage in stages)), "")
+    return next(filter(None, (getattr(stage, "needs_whole", "") for stage in stages)), "")
 
 
-def axes_of(tx: optax.GradientTransformation, user: str) -> tuple[str, ...]:
+def axes_of(
+    tx: optax.GradientTransformation, user: str, kinds: tuple[Kind, ...] = ("mean", "loss")
+) -> tuple[str, ...]:
     """The axes over which an aggregator averages.
 
     Raises:
       ValueError: If `tx` is not an aggregator that `user` can wrap.
     """
     require_transformation(tx, "tx" if user == "shard_local" else "stages")
-    if not isinstance(tx.update, AveragingUpdate):
+    if not isinstance(tx, Aggregator) or tx.kind not in kinds:
         raise ValueError(
             f"`{user}` takes aggregators that jaxcomm can nest, such as `jaxcomm.mean('ici')` and "
             f"`jaxcomm.global_qsgd('dcn')`, got {tx!r}. Chain the optimizer after `{user}`, not "
             "inside it."
         )
-    return tx.update.axes
+    return tx.axes
 
 
 def common_axes(stages: Sequence[optax.GradientTransformation], user: str) -> tuple[str, ...]:

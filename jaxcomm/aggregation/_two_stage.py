@@ -22,26 +22,32 @@ from jaxcomm._contract import (
 from jaxcomm._require import checked
 from jaxcomm._resize import mean_over_workers
 from jaxcomm._units import Unit
-from jaxcomm.aggregation._agreement import all_finite, everywhere, nan_unless_all_fit
-from jaxcomm.aggregation._coded import ResizeUnit, coded_mean
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
-from jaxcomm.aggregation._exchange import Encoded, Exchanged, Part
-from jaxcomm.aggregation._local import (
+from jaxcomm.aggregation._all_gather import (
     decode_local,
     encode_local,
     local_memory,
     without_global_diagnostics,
 )
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.aggregation._row_exchange import (
+from jaxcomm.aggregation._coded import AggregatorOptions, ResizeUnit, coded_mean, takes_options
+from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._exchange import (
+    Exchanged,
+    Part,
+    all_finite,
+    everywhere,
+    nan_unless_all_fit,
+)
+from jaxcomm.aggregation._rows import (
+    ROW_CUTS,
+    RowCut,
+    RowOwnership,
     decode_rows,
     encode_rows,
     map_stack,
     mean_of_owned,
     split_coins,
 )
-from jaxcomm.aggregation._rows import ROW_LAYOUTS, RowLayout, RowOwnership
-from jaxcomm.compression._diagnosed import diagnose_each
+from jaxcomm.compression._stacked import diagnose_each
 
 
 class TwoStageMemory(NamedTuple):
@@ -61,9 +67,7 @@ class _Stages(NamedTuple):
     owned: jax.Array  # that mean, before encoding
 
 
-def _codec_of_units(
-    axis_name: AxisName, codec: Codec, mean_codec: Codec, layout: RowLayout
-) -> Codec:
+def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: RowCut) -> Codec:
     """The codec of a whole unit, with the memory and diagnostics of the codecs of its rows."""
 
     def init(x: jax.Array) -> Memory:
@@ -78,23 +82,21 @@ def _codec_of_units(
         if not jax.tree.leaves(memories):
             return Memory(TwoStageMemory((), ()), ())
         _axis.require_bound(axis_name)
-        rows = layout.apart(x, _axis.size(axis_name))
+        rows = cut.apart(x, _axis.size(axis_name))
         return Memory(
             TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own), ()
         )
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         stages, workers = after.report, _axis.size(axis_name)
-        rows = diagnose_each(
-            codec.diagnose, stages.rows, layout.apart(x, workers), stages.rows_after
-        )
+        rows = diagnose_each(codec.diagnose, stages.rows, cut.apart(x, workers), stages.rows_after)
         mean = mean_codec.diagnose(stages.mean, stages.owned, stages.mean_after)
         # A worker sends n rows but owns one mean; the factor weights both stages equally.
         mean_ratios = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
         common = rows.errors.keys() & mean.errors.keys()
         averages = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in common}
         return Diagnostics(
-            layout.together(rows.target, x.shape),
+            cut.together(rows.target, x.shape),
             add_totals([rows.totals, mean.totals]),
             add_ratios([rows.ratios, mean_ratios]),
             rows.errors | mean.errors | averages,
@@ -122,7 +124,7 @@ def _stage_contexts(
     )
 
 
-def _resize_rows(layout: RowLayout) -> ResizeUnit:
+def _resize_rows(cut: RowCut) -> ResizeUnit:
     """The memory of both stages: vectors of rows, which are joined and split again."""
 
     def resize(
@@ -132,13 +134,13 @@ def _resize_rows(layout: RowLayout) -> ResizeUnit:
 
         def recut(rows: jax.Array, like: Any, workers: int) -> jax.Array:
             """`[old workers, *row] -> [workers, *row]`."""
-            if rows.shape != jax.eval_shape(lambda x: layout.apart(x, len(rows)), like).shape:
+            if rows.shape != jax.eval_shape(lambda x: cut.apart(x, len(rows)), like).shape:
                 raise ValueError(
                     "A codec of `two_stage_mean` keeps memory that is no array like its row, so it "
                     "cannot be cut for another number of workers. Make a new state with "
                     "`jaxcomm.init`."
                 )
-            return layout.apart(layout.together(rows, shape), workers)
+            return cut.apart(cut.together(rows, shape), workers)
 
         def split(rows: jax.Array, workers: int) -> jax.Array:
             like = jax.ShapeDtypeStruct(shape, rows.dtype)
@@ -168,7 +170,7 @@ def two_stage_mean(
     codec: Codec,
     *,
     mean_codec: Codec | None = None,
-    layout: RowOwnership = "block",
+    ownership: RowOwnership = "block",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Encodes and exchanges rows, averages in float32, encodes the mean, and gathers it.
@@ -192,7 +194,7 @@ def two_stage_mean(
       codec: A codec that encodes rows, each with separate statistics. Its memory must be each
         worker's own.
       mean_codec: The codec of the mean of the row that a worker owns. Default: `codec`.
-      layout: How a unit (a bucket or a leaf) is split into rows. `"block"`: contiguous blocks of
+      ownership: How a unit (a bucket or a leaf) is split into rows. `"block"`: contiguous blocks of
         coordinates. `"cyclic"`: worker k owns every n-th slice along the first axis, from slice k
         on. `"cyclic"` balances the bytes of workers if adjacent slices are similar, such as
         embeddings of frequent words.
@@ -217,9 +219,9 @@ def two_stage_mean(
        [2.  2.5]]
     """
 
-    if layout not in get_args(RowOwnership):
-        raise ValueError(f"`layout` must be one of {get_args(RowOwnership)}, got {layout!r}.")
-    split = ROW_LAYOUTS[layout]
+    if ownership not in get_args(RowOwnership):
+        raise ValueError(f"`ownership` must be one of {get_args(RowOwnership)}, got {ownership!r}.")
+    split = ROW_CUTS[ownership]
     row_codec = without_global_diagnostics(codec)
     own_codec = row_codec if mean_codec is None else without_global_diagnostics(mean_codec)
 
@@ -250,17 +252,17 @@ def two_stage_mean(
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
             return split.together(decode_rows(own_codec, mean, content), context.shape)
 
-        units = []
+        after = []
         for part, (_, (row, mean, row_memory)), x, (own, mean_memory), content in zip(
             parts, sent, means, resent, gathered, strict=True
         ):
             stages = _Stages(row, row_memory, mean.replace(statistics=own[1]), mean_memory, x)
-            after = Memory(TwoStageMemory(row_memory.own, mean_memory.own), report=stages)
+            memory = Memory(TwoStageMemory(row_memory.own, mean_memory.own), report=stages)
             result = map_stack(part.unit, restore, (0, 0, 1))(part.context, mean, content)
-            units.append(Encoded(part.context, after, result))
+            after.append(part._replace(memory=memory, mean=result))
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
-            fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in units])
-            units = [each._replace(mean=mean) for each, mean in zip(units, fitting, strict=True)]
+            fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in after])
+            after = [each._replace(mean=mean) for each, mean in zip(after, fitting, strict=True)]
 
         def own_rows(context: Context, row: Context, content: PyTree) -> jax.Array:
             decode = jax.vmap(functools.partial(decode_local, row_codec))
@@ -272,7 +274,7 @@ def two_stage_mean(
                 for part, (content, (row, *_)) in zip(parts, sent, strict=True)
             ]
 
-        return Exchanged(units, finite, decoded)
+        return Exchanged(after, finite, decoded)
 
     unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
     return coded_mean(

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._collectives import collective_switch
-from jaxcomm._contract import PyTree
+from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._noise import following
-from jaxcomm._require import checked, require_state
+from jaxcomm._require import checked
 from jaxcomm.aggregation._stages import (
-    averages_over,
     common_axes,
     common_state,
     is_stateless,
@@ -108,7 +107,6 @@ def in_stages(
     def init_fn(params: PyTree) -> WarmupState:
         return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, user))
 
-    @averages_over(axes, needs_whole(stages))
     def update_fn(
         updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WarmupState]:
@@ -126,7 +124,7 @@ def in_stages(
         )
         return result, WarmupState(following(state.step, period), inner)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axes, needs_whole=needs_whole(stages))
 
 
 def warmup_schedule(

@@ -18,8 +18,8 @@ from jaxcomm._contract import AxisName, Codec, Coins, PyTree
 from jaxcomm._mesh import axes_in, is_spec
 from jaxcomm._require import checked, require_axis_name, require_codec
 from jaxcomm._units import Scope, require_floating
+from jaxcomm.aggregation._coded import AggregatorOptions, choose
 from jaxcomm.aggregation._mean import mean
-from jaxcomm.aggregation._options import AggregatorOptions, choose
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
 
 Codecs = Codec | Mapping[str, Codec] | None

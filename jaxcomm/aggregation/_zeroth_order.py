@@ -1,25 +1,267 @@
-"""Descent along random directions: workers send slopes of losses, and no gradients."""
+"""Gradients from losses alone: directions that all workers draw, and slopes along them."""
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
+from jax.extend.random import threefry_2x32
 
 from jaxcomm import _axis, _noise
-from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._gradients import Backward, Taker, backward_of
-from jaxcomm._require import checked, require_state
-from jaxcomm._units import require_floating
-from jaxcomm.aggregation._directions import Directions, Distribution, require_distribution
-from jaxcomm.aggregation._slopes import (
-    differences,
-    mean_along,
-    require_equal_params,
-    require_smoothing,
-)
-from jaxcomm.aggregation._stages import averages_over
+from jaxcomm._axis import names_itself
+from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm._gradients import Backward, LossFn, Taker, backward_of
+from jaxcomm._require import checked
+from jaxcomm._units import explicit_spec, require_floating, resharded
+from jaxcomm.aggregation._coded import weigh
 from jaxcomm.aggregation._warmup import require_steps
+from jaxcomm.compression._means import headroom
+from pallas_kernels import _hash
+
+Distribution: TypeAlias = Literal["gaussian", "rademacher"]
+
+
+TOGETHER = 2**16  # Coordinates that are drawn at once: loops over small arrays are slow.
+
+
+def _gaussian(words: jax.Array) -> jax.Array:
+    # The middles of 2^23 intervals of (-1, 1), exactly: symmetric, and never 1, which is infinite.
+    uniform = ((words >> 9).astype(jnp.float32) + 0.5) * 2.0**-22 - 1
+    return 2.0**0.5 * lax.erf_inv(uniform)
+
+
+def _rademacher(words: jax.Array) -> jax.Array:
+    return 1 - 2 * (words >> 31).astype(jnp.float32)
+
+
+_SAMPLES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gaussian": _gaussian,
+    "rademacher": _rademacher,
+}
+
+
+def require_distribution(distribution: str) -> None:
+    """Raises unless `distribution` is a `Distribution`."""
+    if distribution not in _SAMPLES:
+        raise ValueError(
+            f"`distribution` must be one of {get_args(Distribution)}, got {distribution!r}."
+        )
+
+
+class Directions:
+    """The directions of a step, each a tree of float32 arrays; they are drawn where they are used.
+
+    The seeds of leaf j in direction k are the words of threefry at the counters (step, k L + j),
+    for L leaves. A coordinate is a sample from the hash of these seeds and its position.
+    """
+
+    def __init__(
+        self, like: PyTree, key: jax.Array, step: jax.Array, count: int, distribution: Distribution
+    ):
+        leaves, self.treedef = jax.tree.flatten(like)
+        self.shapes = [x.shape for x in leaves]
+        self.specs = [*map(explicit_spec, leaves)]
+        self.sample = _SAMPLES[distribution]
+        number = jnp.arange(count * len(leaves), dtype=jnp.uint32)
+        counters = jnp.concatenate([jnp.full_like(number, step.astype(jnp.uint32)), number])
+        words = threefry_2x32(_noise.seeds(key), counters).reshape(2, -1)
+        self.seeds = words.T.reshape(count, len(leaves), 2)
+        size = max(sum(map(math.prod, self.shapes)), 1)
+        fits = [n for n in range(1, count + 1) if count % n == 0 and n * size <= TOGETHER]
+        self.together = max(fits, default=1)
+
+    def drawn(self, seeds: jax.Array) -> PyTree:
+        """The direction of these seeds, uint32[leaves, 2]."""
+        return jax.tree.unflatten(
+            self.treedef,
+            [
+                resharded(self.sample(_hash.bits(_hash.positions(shape), *own)), spec)
+                for own, shape, spec in zip(seeds, self.shapes, self.specs, strict=True)
+            ],
+        )
+
+    def each(self, fn: Callable[[PyTree], PyTree], together: int | None = None) -> Any:
+        """The results of `fn` for all directions, stacked; one by one, or vectorized."""
+        return lax.map(lambda seeds: fn(self.drawn(seeds)), self.seeds, batch_size=together)
+
+    def projections(self, tree: PyTree) -> jax.Array:
+        r""":math:`\langle u_k, x \rangle` of a tree, float32[count]."""
+        leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
+
+        def projection(direction: PyTree) -> jax.Array:
+            products = zip(leaves, jax.tree.leaves(direction), strict=True)
+            return jnp.sum(jnp.stack([jnp.sum(x * u) for x, u in products]))
+
+        found: jax.Array = self.each(projection, self.together)
+        return found
+
+    def combined(self, coefficients: jax.Array) -> PyTree:
+        r""":math:`\sum_k c_k u_k`, a tree of float32 arrays."""
+        blocks = coefficients.size // self.together
+        seeds = self.seeds.reshape(blocks, self.together, *self.seeds.shape[1:])
+
+        def add(total: PyTree, block: tuple[jax.Array, jax.Array]) -> tuple[PyTree, None]:
+            def weighted(c: jax.Array, seeds: jax.Array) -> PyTree:
+                return jax.tree.map(lambda u: c * u, self.drawn(seeds))
+
+            terms = jax.vmap(weighted)(block[0], block[1])
+            return jax.tree.map(lambda x, y: x + jnp.sum(y, axis=0), total, terms), None
+
+        zeros = [
+            _axis.varying_like(resharded(jnp.zeros(shape, jnp.float32), spec), coefficients)
+            for shape, spec in zip(self.shapes, self.specs, strict=True)
+        ]
+        first = jax.tree.unflatten(self.treedef, zeros)
+        return lax.scan(add, first, (coefficients.reshape(blocks, self.together), seeds))[0]
+
+
+def require_smoothing(smoothing: Any) -> None:
+    """Raises unless `smoothing` is positive and finite, or traced."""
+    if isinstance(smoothing, jax.Array):
+        return
+    if isinstance(smoothing, bool) or not isinstance(smoothing, int | float):
+        raise ValueError(f"`smoothing` must be a positive number, got {smoothing!r}.")
+    if not 0 < smoothing < math.inf:
+        raise ValueError(f"`smoothing` must be positive and finite, got {smoothing!r}.")
+
+
+def _moved(x: jax.Array, u: jax.Array, length: jax.Array) -> jax.Array:
+    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+    return (wide + (length * u).astype(wide.dtype)).astype(x.dtype)
+
+
+def differences(
+    loss: Any, params: PyTree, directions: Directions, smoothing: jax.Array | float
+) -> tuple[PyTree, jax.Array]:
+    """The mean value over all points, and the slope of the loss along each direction."""
+    length = jnp.asarray(smoothing, jnp.float32)
+
+    def along(direction: PyTree) -> tuple[PyTree, jax.Array]:
+        values = [
+            jax.tree.map(
+                lambda x: jnp.asarray(x).astype(jnp.float32),
+                loss(
+                    jax.tree.map(lambda x, u, s=sign: _moved(x, u, s * length), params, direction)
+                ),
+            )
+            for sign in (1.0, -1.0)
+        ]
+        above, below = (jax.tree.leaves(value)[0] for value in values)
+        mean = jax.tree.map(lambda x, y: x / 2 + y / 2, *values)
+        return mean, (above - below) / (2 * length)
+
+    values, slopes = directions.each(along)
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), values), slopes
+
+
+def mean_along(
+    axes: AxisName, directions: Directions, slopes: jax.Array, weight: jax.Array | float | None
+) -> tuple[PyTree, jax.Array]:
+    """The mean over workers and directions of slope times direction, and whether it is finite."""
+    workers = _axis.size(axes)
+    small = headroom(workers)
+    scaled = slopes if weight is None else weigh(axes, weight, slopes)(slopes)
+    total = lax.psum(_axis.as_varying(scaled, axes) * small, axes) / (workers * small)
+    finite = jnp.all(jnp.isfinite(total))
+    combined = directions.combined(total / slopes.size)
+    return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), combined), finite
+
+
+_UNEQUAL = (
+    "`zeroth_order` adds slopes of all workers at one point: pass parameters that are equal on all "
+    "workers, not those of `jaxcomm.replicate` or `jaxcomm.local_params`."
+)
+
+
+def require_equal_params(params: PyTree, axes: AxisName, is_own: bool = False) -> None:
+    """Raises if parameters are each worker's own, or their types say so (checked mode only)."""
+    if is_own:
+        raise ValueError(_UNEQUAL)
+    _axis.require_replicated(params, axes, "The parameter", _UNEQUAL)
+
+
+@names_itself
+def zeroth_order_gradient(
+    loss_fn: LossFn,
+    params: PyTree,
+    *args: PyTree,
+    key: jax.Array,
+    directions: int = 1,
+    smoothing: jax.Array | float = 1e-3,
+    distribution: Distribution = "gaussian",
+    axis_name: AxisName = "data",
+) -> tuple[jax.Array, PyTree]:
+    r"""A gradient from the losses of all workers along random directions, for use by hand.
+
+    .. math:: g = \frac{1}{K} \sum_{k=1}^{K} \frac{1}{n} \sum_i
+              \frac{f_i(x + \mu u_k) - f_i(x - \mu u_k)}{2 \mu}\, u_k
+
+    Call it inside `jax.shard_map` or `jax.vmap` over the workers. :func:`jaxcomm.zeroth_order` is
+    the transformation for :func:`jaxcomm.make_step`, and explains the method. A worker sends
+    :math:`4 K` bytes in one all-reduce.
+
+    Args:
+      loss_fn: `(params, *args) -> loss`, a scalar. It is not differentiated.
+      params: Parameters, equal on all workers.
+      *args: The other arguments of the loss, such as the batch of this worker.
+      key: A typed threefry key, equal on all workers, and another one in each step.
+      directions: :math:`K`, a Python int.
+      smoothing: :math:`\mu`, positive; may be traced.
+      distribution: `"gaussian"`, or `"rademacher"` for signs.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      `(loss, gradient)`: this worker's mean loss over the :math:`2 K` points, float32[], and the
+      gradient, equal on all workers, with the shapes and dtypes of the parameters. A loss that is
+      not finite on any worker makes the gradient NaN on all workers.
+
+    Raises:
+      ValueError: If an option is out of range, if `axis_name` is not bound, if parameters differ
+        by worker or are not floating-point, or the loss is not a scalar.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm.aggregation import zeroth_order_gradient
+      >>> def gradient(w, x):
+      ...     loss = lambda w, x: jnp.mean((w - x) ** 2)
+      ...     return zeroth_order_gradient(
+      ...         loss, w, x, key=jax.random.key(0), distribution="rademacher"
+      ...     )[1]
+      >>> found = jax.vmap(gradient, (None, 0), axis_name="data")(
+      ...     jnp.float32(3), jnp.array([1.0, 2.0])
+      ... )
+      >>> print(jnp.round(found, 2))
+      [3. 3.]
+
+    References:
+      Malladi et al., `Fine-Tuning Language Models with Just Forward Passes
+      <https://arxiv.org/abs/2305.17333>`_, 2023.
+    """
+    require_steps("directions", directions)
+    require_smoothing(smoothing)
+    require_distribution(distribution)
+    require_floating(params)
+    _axis.index(axis_name)
+    require_equal_params(params, axis_name)
+    if not jax.tree.leaves(params):
+        return jnp.asarray(loss_fn(params, *args), jnp.float32), params
+
+    def loss(params: PyTree) -> jax.Array:
+        value = loss_fn(params, *args)
+        if jnp.shape(value) != ():
+            raise ValueError(f"`loss_fn` must return a scalar, got shape {jnp.shape(value)}.")
+        return value
+
+    drawn = Directions(
+        params, _noise.make_key(0, key), jnp.zeros((), jnp.uint32), directions, distribution
+    )
+    value, slopes = differences(loss, params, drawn, smoothing)
+    gradient, _ = mean_along(axis_name, drawn, slopes, None)
+    return value, jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params)
+
 
 ZEROTH_ORDER = Taker(
     name="zeroth_order",
@@ -146,7 +388,6 @@ def zeroth_order(
         gradient, backward.finite = mean_along(axes, drawn, slopes, weight)
         return jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params)
 
-    @averages_over(axis_name, "directions through all leaves")
     def update_fn(
         updates: PyTree,
         state: ZerothOrderState,
@@ -172,4 +413,6 @@ def zeroth_order(
         result, _ = mean_along(axis_name, drawn, drawn.projections(updates), weight)
         return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), after
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(
+        init_fn, update_fn, axis_name, "loss", needs_whole="directions through all leaves"
+    )

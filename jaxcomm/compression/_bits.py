@@ -1,8 +1,4 @@
-"""Packs bits and narrow integers into 32-bit words; only the last word may have unused bits.
-
-The layout is planar. With `w` words, bit j of word i is bit `j w + i` of the array, so packing
-shifts and ORs whole planes.
-"""
+"""Bits packed in words, and the largest arrays whose coordinates can be counted."""
 
 import jax
 import jax.numpy as jnp
@@ -38,3 +34,20 @@ def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
     planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
     shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
     return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
+
+
+MOST = 2**31 - 1
+
+
+def require_countable(size: int, most: int = MOST) -> int:
+    """Returns `size` if a codec with 32-bit positions can address that many coordinates.
+
+    Raises:
+      ValueError: If `size` exceeds `most`.
+    """
+    if size > most:
+        raise ValueError(
+            f"A bucket or leaf has {size} coordinates, but this codec supports at most {most}: "
+            "split the leaf."
+        )
+    return size

@@ -20,9 +20,9 @@ from jaxcomm._contract import (
     scattered,
 )
 from jaxcomm._require import require_codec
-from jaxcomm.compression._diagnosed import diagnose_each
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._integers import Integers
-from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression._stacked import diagnose_each
 from pallas_kernels._dispatch import target
 
 

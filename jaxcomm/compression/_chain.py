@@ -23,15 +23,55 @@ from jaxcomm._contract import (
     scattered,
 )
 from jaxcomm._require import require_codec
-from jaxcomm.compression._chain_claims import claims_of_chain, for_one_worker
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     Selection,
     choose_layout,
     pack_indices,
     unpack_indices,
 )
+
+
+def claims_of_chain(selecting: Codec, selection: Selection, of_values: Claims) -> Claims:
+    """The claims of a selection before a codec with the claims `of_values`."""
+    variance, contraction, _ = selecting.claims
+    inner = of_values
+
+    def count(size: int) -> int:
+        return max(selection.layout(size).entries, 1)
+
+    if variance is not None:
+        if inner.variance is None:
+            return Claims()
+        omega = inner.variance
+        return Claims(
+            variance=lambda size, workers: (
+                (1 + variance(size, workers)) * (1 + omega(count(size), workers)) - 1
+            )
+        )
+    if contraction is None or (inner.contraction is None and inner.variance is None):
+        return Claims()
+
+    def product(size: int, workers: int) -> float:
+        if inner.contraction is not None:
+            delta = inner.contraction(count(size), workers)
+        else:
+            assert inner.variance is not None
+            delta = 1 - inner.variance(count(size), workers)
+        # A codec that enlarges errors does so for all of `x` at worst.
+        return delta * contraction(size, workers) if delta > 0 else delta
+
+    return Claims(contraction=product)
+
+
+def for_one_worker(claims: Claims) -> Claims:
+    """The claims of a codec whose statistics workers do not share."""
+    variance, contraction, _ = claims
+    return claims._replace(
+        variance=variance and (lambda size, workers: variance(size, 1)),
+        contraction=contraction and (lambda size, workers: contraction(size, 1)),
+    )
 
 
 class ChainPayload(NamedTuple):
@@ -151,7 +191,7 @@ def chain(*codecs: Codec) -> Codec:
             sizes.append(selection.layout(sizes[-1]).entries)
         return sizes
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         """Of the indices that are sent, within the coordinates that are drawn."""
         sizes = sizes_of(size)[len(leading) :]
         layouts = [each.layout(before) for each, before in zip(sent, sizes, strict=False)]

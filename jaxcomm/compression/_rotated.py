@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression._bits import require_countable
 
 
 def _padded(size: int) -> int:

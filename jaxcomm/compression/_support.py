@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxcomm import _axis, _noise
 from jaxcomm.compression import _bits
-from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression._bits import require_countable
 
 Granularity: TypeAlias = Literal["row", "element"] | int
 """What one bit represents: a row (all but the first axis), an element, or a block of n elements."""
@@ -58,7 +58,7 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
         if len(shape) < 2:
             raise ValueError(
                 f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
-                "Use `scope`='leaf', which keeps the shapes of leaves (and `layout`='cyclic' in "
+                "Use `scope`='leaf', which keeps the shapes of leaves (and `ownership`='cyclic' in "
                 "`two_stage_mean`), and mask leaves of one axis with `optax.masked`. Or set "
                 "`granularity` to the length of a block."
             )

@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxcomm import _axis, _noise, _units
 from jaxcomm._collectives import collective_cond
-from jaxcomm._contract import AxisName, MixingUpdate, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resize import resized_by, total_on_the_first
@@ -30,11 +30,6 @@ class GossipState(NamedTuple):
     own: PerWorker  # the memory of the method
     skipped_steps: PerWorker  # int32[], the number of non-finite updates of this worker
     diagnostics: Any = ()  # dict of float32[] if `diagnostics=True`
-
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
 
 
 class Mixed(NamedTuple):
@@ -260,8 +255,7 @@ def gossiped(
             diagnostics=report,
         )
 
-    update = MixingUpdate(update_fn, _axis.names(axis_name), share_of, _fits)
-    return optax.GradientTransformationExtraArgs(init_fn, update)
+    return Aggregator(init_fn, update_fn, axis_name, "gossip", parts=MixingParts(share_of, _fits))
 
 
 def _require_memory(memory: PyTree, expected: PyTree) -> None:

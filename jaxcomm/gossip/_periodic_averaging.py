@@ -1,13 +1,12 @@
 """A periodic exact average over all workers."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._contract import MixingUpdate, PyTree
+from jaxcomm._contract import Aggregator, PyTree
 from jaxcomm._noise import following
 
 
@@ -16,11 +15,6 @@ class ExactAverageState(NamedTuple):
 
     step: jax.Array  # int32[]
     gossip: Any
-
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
 
 
 def periodic_averaging(
@@ -58,9 +52,7 @@ def periodic_averaging(
     """
     if not isinstance(period, int) or isinstance(period, bool) or period < 1:
         raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
-    update = getattr(gossip, "update", None)
-    mixes = isinstance(update, MixingUpdate)
-    if not mixes and (update is None or "exact" not in inspect.signature(update).parameters):
+    if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
         raise ValueError(
             f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
             "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "
@@ -84,4 +76,4 @@ def periodic_averaging(
         updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
         return updates, ExactAverageState(step, after)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, gossip.axes, "gossip")

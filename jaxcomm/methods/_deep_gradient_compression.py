@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PyTree
 from jaxcomm._require import checked
 from jaxcomm._units import require_floating
 from jaxcomm.aggregation import all_gather_mean, warmup
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
-from jaxcomm.aggregation._stages import averages_over
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.compression.feedback import error_feedback, momentum_correction
 from jaxcomm.compression.feedback._local_clip import clip_together
@@ -125,7 +124,6 @@ def deep_gradient_compression(
     if max_norm is None:
         return sparse
 
-    @averages_over(axis_name, "`max_norm`")
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:
@@ -139,4 +137,4 @@ def deep_gradient_compression(
         )
         return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), new_state
 
-    return optax.GradientTransformationExtraArgs(sparse.init, update_fn)
+    return Aggregator(sparse.init, update_fn, axis_name, needs_whole="`max_norm`")

@@ -7,7 +7,7 @@ import optax
 from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, merged_mean, two_stage_mean
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.quantizers import dither, exponential_dither, sparse_dither
 

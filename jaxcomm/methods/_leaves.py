@@ -1,6 +1,6 @@
 """A check of methods whose codec needs the shapes of leaves."""
 
-from jaxcomm.aggregation._options import AggregatorOptions
+from jaxcomm.aggregation._coded import AggregatorOptions
 
 
 def require_leaves(options: AggregatorOptions) -> None:

@@ -90,7 +90,7 @@ def parallax(
         axis_name,
         rows_of(density),
         mean_codec=rows_of(union_density),
-        layout="cyclic",
+        ownership="cyclic",
         scope="leaf",
         diagnostics=diagnostics,
     )

@@ -7,7 +7,7 @@ import optax
 from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_reduce_mean
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import power_iteration, projection

@@ -7,7 +7,7 @@ import optax
 from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_reduce_mean
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.sketches import s2_codes, s2_sketch

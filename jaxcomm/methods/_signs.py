@@ -8,7 +8,7 @@ import optax
 from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean, majority_vote
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.feedback import momentum as with_momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs

@@ -7,7 +7,7 @@ import optax
 from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
 from jaxcomm.aggregation import recursive_doubling_mean
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression._support import Granularity, require_density
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero

@@ -7,7 +7,7 @@ import optax
 from jaxcomm._contract import AxisName
 from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean
-from jaxcomm.aggregation._options import AggregatorOptions, takes_options
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression import sparsifiers
 from jaxcomm.compression.feedback import error_feedback
 

@@ -10,8 +10,7 @@ from jaxcomm import aggregation, methods
 from jaxcomm._contract import Claims, Codec
 from jaxcomm.compression import blockwise, low_rank
 from jaxcomm.compression.quantizers import dither, scaled_signs
-from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS
-from jaxcomm.compression.quantizers._fields import choose_field
+from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.perf._error import EXACT, UNKNOWN, ErrorModel, error_of
 

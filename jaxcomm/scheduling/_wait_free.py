@@ -10,11 +10,10 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._collectives import after
-from jaxcomm._contract import PyTree
+from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._gradients import Taker, backward_of
-from jaxcomm._require import require_state
 from jaxcomm._units import BUCKET_BYTES
-from jaxcomm.aggregation._agreement import all_finite
+from jaxcomm.aggregation._exchange import all_finite
 from jaxcomm.aggregation._stages import common_axes, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
@@ -229,4 +228,4 @@ def wait_free(
         layers = tuple(map(workers_first, new[held.groups :]))
         return held.joined(means), WaitFreeState(tuple(new[: held.groups]), layers)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axes, "backward")

@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._collectives import collective_cond
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._workers import per_worker
@@ -49,11 +49,6 @@ class EagerState(NamedTuple):
     done: PerWorker  # each worker's steps since the last exchange
     late_done: PerWorker  # and those of the displacement that is late
     diagnostics: dict[str, jax.Array]  # float32[], as of `local_sgd`
-
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
 
 
 @names_itself
@@ -220,5 +215,5 @@ def eager_diloco(
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.chain(
-        per_worker(inner, axis_name), optax.GradientTransformationExtraArgs(init_fn, update_fn)
+        per_worker(inner, axis_name), Aggregator(init_fn, update_fn, axis_name, "local")
     )

@@ -9,11 +9,10 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._collectives import collective_cond
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm.aggregation import mean
-from jaxcomm.aggregation._stages import AveragingUpdate
 from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
@@ -43,11 +42,6 @@ class LocalState(NamedTuple):
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
 
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
-
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     """A function from the number of steps so far to the period, int32[]."""
@@ -72,10 +66,10 @@ def require_aggregator(
     """Raises if it is no transformation, or averages over other axes than those of the workers."""
     if aggregator is not None:
         require_transformation(aggregator, "aggregator")
-    update = getattr(aggregator, "update", None)
-    if isinstance(update, AveragingUpdate) and set(update.axes) != {*_axis.names(axis_name)}:
+    own = aggregator.axes if isinstance(aggregator, Aggregator) else _axis.names(axis_name)
+    if {*own} != {*_axis.names(axis_name)}:
         raise ValueError(
-            f"`aggregator` averages over {list(update.axes)}, but the workers of the exchange are "
+            f"`aggregator` averages over {[*own]}, but the workers of the exchange are "
             f"those of `axis_name`={axis_name!r}: the axes must be the same."
         )
 
@@ -154,4 +148,4 @@ def average_every(
         due = is_due(local.since, period_at(state.step), flush)
         return collective_cond(due, exchange, lambda _: (updates, local))
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axis_name, "local")

@@ -1,6 +1,5 @@
 """Fragments of the parameters: which leaves they have, and in which steps they are exchanged."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,31 +57,22 @@ class Counted(NamedTuple):
     done: tuple[PerWorker, ...]  # each worker's steps since the last exchange of each fragment
 
 
-@dataclasses.dataclass(frozen=True)
-class StreamingUpdate:
-    """The update function of `streaming_diloco`, and its parts, for programs of their own.
+class Streaming(NamedTuple):
+    """The parts of `streaming_diloco`, for programs of their own.
 
     Attributes:
-      update: The whole step.
       schedule: When fragments are exchanged, and when they arrive.
-      axes: The axes of the workers.
       local: The steps between exchanges; its state is `(inner state, Counted)`.
       parts_of: `(tree, params) -> fragments`.
       exchange: `(rounds, displacement, steps, participates) -> rounds` of a fragment, on workers.
       mixed: `(parameters, anchor) -> parameters`, both in float32 at least.
     """
 
-    update: Callable[..., Any]
     schedule: Schedule
-    axes: tuple[str, ...]
     local: optax.GradientTransformationExtraArgs
     parts_of: Callable[[PyTree, PyTree], list[Fragment]]
     exchange: Callable[..., Rounds]
     mixed: Callable[[PyTree, PyTree], PyTree]
-
-    def __call__(self, *args: Any, **extra_args: Any) -> Any:
-        """Calls the update function, as optax does."""
-        return self.update(*args, **extra_args)
 
 
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:

@@ -8,7 +8,7 @@ import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._collectives import collective_cond
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import require_transformation
 from jaxcomm._workers import per_worker
@@ -39,11 +39,6 @@ class PrSgdState(NamedTuple):
     diagnostics: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
-
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
 
 
 @names_itself
@@ -173,4 +168,4 @@ def pr_sgd(
         due = is_due(local.since, period_at(state.step), flush)
         return collective_cond(due, exchange, lambda _: (updates, local))
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return Aggregator(init_fn, update_fn, axis_name, "local")

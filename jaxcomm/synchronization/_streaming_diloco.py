@@ -10,7 +10,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._collectives import collective_switch
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._workers import per_worker
@@ -22,7 +22,7 @@ from jaxcomm.synchronization._fragments import (
     Fragment,
     Schedule,
     Split,
-    StreamingUpdate,
+    Streaming,
     joined,
     parts_of,
 )
@@ -48,11 +48,6 @@ class StreamingState(NamedTuple):
     diagnostics: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
-
-    @property
-    def mixes_parameters(self) -> bool:
-        """That only gossip or local steps may follow in a chain."""
-        return True
 
 
 @names_itself
@@ -256,15 +251,7 @@ def streaming_diloco(
         return joined(changes), StreamingState(counted.step, done, after, report)
 
     local_inner = per_worker(inner, axis_name)
-    whole = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_fn, update_fn))
+    whole = optax.chain(local_inner, Aggregator(init_fn, update_fn, axis_name, "local"))
     local = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_counted, count))
-    update = StreamingUpdate(
-        whole.update,
-        schedule,
-        _axis.names(axis_name),
-        local,
-        fragments_of,
-        exchange,
-        mixed,
-    )
-    return optax.GradientTransformationExtraArgs(whole.init, update)
+    parts = Streaming(schedule, local, fragments_of, exchange, mixed)
+    return Aggregator(whole.init, whole.update, axis_name, "local", parts=parts)

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm.aggregation._weights import weigh
+from jaxcomm.aggregation._coded import weigh
 from jaxcomm.metrics._reduced import apart, over_axes, together, values_of
 
 Metrics: TypeAlias = Literal["mean", "own"] | int

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._collectives import after
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map
 from jaxcomm._require import presence
@@ -20,7 +20,7 @@ from jaxcomm.synchronization._averaging_round import Rounds
 from jaxcomm.synchronization._fragments import (
     Counted,
     Fragment,
-    StreamingUpdate,
+    Streaming,
     joined,
 )
 from jaxcomm.synchronization._streaming_diloco import StreamingState
@@ -41,19 +41,18 @@ class _Arrival(NamedTuple):
     counts: dict[str, jax.Array]
 
 
-def _streaming_of(tx: optax.GradientTransformation, axis_name: AxisName) -> StreamingUpdate:
-    update = getattr(tx, "update", None)
-    if not isinstance(update, StreamingUpdate):
+def _streaming_of(tx: optax.GradientTransformation, axis_name: AxisName) -> Streaming:
+    if not isinstance(tx, Aggregator) or not isinstance(tx.parts, Streaming):
         raise ValueError(
             "`tx` must be a `jaxcomm.synchronization.streaming_diloco(...)`, unwrapped, since only "
             f"it states when its exchanges begin and arrive; got {tx!r}."
         )
-    if update.axes != _axis.names(axis_name):
+    if tx.axes != _axis.names(axis_name):
         raise ValueError(
-            f"`tx` averages over {list(update.axes)}, but `axis_name` is {axis_name!r}: the axes "
+            f"`tx` averages over {list(tx.axes)}, but `axis_name` is {axis_name!r}: the axes "
             "must be the same."
         )
-    return update
+    return tx.parts
 
 
 def make_overlapped_step(

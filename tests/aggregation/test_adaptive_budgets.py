@@ -9,7 +9,7 @@ import pytest
 import jaxcomm
 from jaxcomm import adaptive_budgets, budgeted_mean, wire
 from jaxcomm.aggregation._adaptive_budgets import AdaptiveBudgetsState, _next, link_bytes
-from jaxcomm.aggregation._budget_plan import plan_of
+from jaxcomm.aggregation._budgeted import plan_of
 from jaxcomm.compression.quantizers import dither
 from tests.workers import abstract, aggregator
 

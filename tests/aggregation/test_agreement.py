@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.aggregation._agreement import over_units
+from jaxcomm.aggregation._exchange import over_units
 
 
 def test_statistics_of_a_group_are_combined_entry_by_entry() -> None:

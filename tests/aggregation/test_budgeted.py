@@ -7,7 +7,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import budgeted_mean, wire
-from jaxcomm.aggregation._budget_plan import plan_of
+from jaxcomm.aggregation._budgeted import plan_of
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither, min_max_dither
 from jaxcomm.compression.sparsifiers import random_k, top_k
@@ -26,7 +26,7 @@ def part(ratio: float) -> jaxcomm.Codec:
 
 def exactly(_: object) -> jaxcomm.Codec:
     """All coordinates in float32: there is no rounding, and no variance."""
-    return cast("float32")._replace(claims=jaxcomm.Claims(variance=lambda size, workers: 0.0))
+    return cast("float32").replace(claims=jaxcomm.Claims(variance=lambda size, workers: 0.0))
 
 
 def normal(workers: int = WORKERS, size: int = SIZE) -> jax.Array:

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from jaxcomm import _collectives
+from jaxcomm import _axis
 from jaxcomm.aggregation import two_stage_mean
 from jaxcomm.compression.quantizers import dither
 
@@ -44,7 +44,7 @@ def _both(
     make: Make, workers: int, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32"
 ) -> tuple[tuple[Any, jaxcomm.wire.Account], tuple[Any, jaxcomm.wire.Account]]:
     elsewhere = _averaged(make, workers, dtype)
-    monkeypatch.setattr(_collectives, "by_gloo", lambda: True)
+    monkeypatch.setattr(_axis, "by_gloo", lambda: True)
     return elsewhere, _averaged(make, workers, dtype)
 
 
@@ -91,7 +91,7 @@ def test_leaves_of_the_mean_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) 
 def test_the_mean_leaves_apart_what_the_compiler_has_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_collectives, "by_gloo", lambda: True)
+    monkeypatch.setattr(_axis, "by_gloo", lambda: True)
     mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
     tx = jaxcomm.mean()
     run = jax.shard_map(

@@ -189,7 +189,7 @@ def test_with_a_threshold_of_0_it_is_the_mean() -> None:
 @pytest.mark.parametrize("combined", [slow("summed"), "gathered"])
 def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
     """Whose workers send the difference to their estimate in each step."""
-    codec = blockwise(dither(bits=8), 2)._replace(combine="sum" if combined == "summed" else None)
+    codec = blockwise(dither(bits=8), 2).replace(combine="sum" if combined == "summed" else None)
     mean = jaxcomm.all_reduce_mean if combined == "summed" else jaxcomm.all_gather_mean
     given = np.random.default_rng(0).normal(size=(4, WORKERS, SIZE)).astype(np.float32)
     results = []

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
-from jaxcomm.aggregation import _narrow_mean
+from jaxcomm.aggregation import _mean
 from jaxcomm.testing._steps import Setting, require_visible
 from tests.aggregation.test_shard_local import OVER_DATA
 from tests.laws.test_wire import COLLECTIVE, compiled, compiled_collectives
@@ -79,7 +79,7 @@ def test_the_float32_mean_rounded_once(dtype: str, workers: int, mode: Mode) -> 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_large_leaves_in_place(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_narrow_mean, "LARGE", 6)
+    monkeypatch.setattr(_mean, "LARGE", 6)
     updates = exact(2, "bfloat16") | {"half": exact(2, "float16")["kernel"]}
     tx = jaxcomm.mean()
     check(aggregate(tx, jax.tree.map(jnp.asarray, updates), mode), updates)

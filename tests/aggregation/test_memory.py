@@ -97,7 +97,7 @@ def test_each_worker_holds_its_slice(aggregate: Any) -> None:
 
 def test_a_codec_that_cannot_be_summed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`combine`=None\. Use `all_gather_mean`"):
-        jaxcomm.all_reduce_mean("data", remainders()._replace(combine=None))
+        jaxcomm.all_reduce_mean("data", remainders().replace(combine=None))
 
 
 @AGGREGATORS

@@ -107,9 +107,11 @@ def test_memory_that_has_no_place() -> None:
 
 def test_runs_have_no_rows() -> None:
     codec = nonzero(density=0.5)
-    for layout, scope in (("block", "leaf"), ("cyclic", "bucket")):
-        tx = jaxcomm.two_stage_mean("data", codec, layout=layout, scope=scope)
-        with pytest.raises(ValueError, match=r"two axes .* `scope`='leaf', .* `layout`='cyclic'"):
+    for ownership, scope in (("block", "leaf"), ("cyclic", "bucket")):
+        tx = jaxcomm.two_stage_mean("data", codec, ownership=ownership, scope=scope)
+        with pytest.raises(
+            ValueError, match=r"two axes .* `scope`='leaf', .* `ownership`='cyclic'"
+        ):
             aggregate(tx, jnp.ones((3, 64, 1)))
 
 

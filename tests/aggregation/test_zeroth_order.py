@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import _noise
 from jaxcomm.aggregation import zeroth_order_gradient
-from jaxcomm.aggregation._directions import Directions
+from jaxcomm.aggregation._zeroth_order import Directions
 from tests.workers import aggregate, mesh_of
 
 WORKERS = 4

@@ -145,7 +145,7 @@ CROWDED = [
             "data",
             nonzero(density=DENSITY, overflow=overflow),
             mean_codec=dither(bits=16),  # Which sends no NaN.
-            layout="cyclic",
+            ownership="cyclic",
             scope="leaf",
             diagnostics=True,
         ),
@@ -160,7 +160,7 @@ CROWDED = [
             "data",
             dither(bits=16),
             mean_codec=nonzero(density=DENSITY, overflow=overflow),
-            layout="cyclic",
+            ownership="cyclic",
             scope="leaf",
             diagnostics=True,
         ),

@@ -73,7 +73,7 @@ def test_is_power_sgd(feedback: bool) -> None:
     start = np.asarray(plain.init(jnp.zeros((12, 7))).shared, np.float64)
     expected = power_sgd(given.astype(np.float64), start, feedback=feedback)
     # The page says why PowerSGD itself claims no bound, so feedback would refuse it.
-    codec = error_feedback(plain._replace(claims=Claims(bounded=True))) if feedback else plain
+    codec = error_feedback(plain.replace(claims=Claims(bounded=True))) if feedback else plain
     for means in means_of(codec, given):
         np.testing.assert_allclose(means, expected, atol=1e-4)
 

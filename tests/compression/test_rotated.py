@@ -84,7 +84,7 @@ def test_workers_turn_alike_and_steps_apart() -> None:
 
 def test_the_codec_inside_draws_apart() -> None:
     seen = []
-    inner = lossless()._replace(
+    inner = lossless().replace(
         measure=lambda context, x: seen.append(jax.random.key_data(context.coins.public)) or ()
     )
     x = jnp.ones(4)

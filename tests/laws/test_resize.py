@@ -97,7 +97,7 @@ def test_every_aggregator_goes_on(case: Case) -> None:
         assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
 
 
-def residual_of(state: Any, layout: str = "block") -> np.ndarray:
+def residual_of(state: Any, ownership: str = "block") -> np.ndarray:
     """What later updates make up for: the mean of residuals, plus those of owners, flat."""
     own = state.own.per_worker["data"]
     total = []
@@ -107,7 +107,7 @@ def residual_of(state: Any, layout: str = "block") -> np.ndarray:
             continue
         sent = np.asarray(memory.sent.kept, np.float64).mean(axis=0)
         rows = sent + np.asarray(memory.mean.kept, np.float64)
-        total.append(rows.T.ravel() if layout == "cyclic" else rows.ravel())
+        total.append(rows.T.ravel() if ownership == "cyclic" else rows.ravel())
     return total
 
 
@@ -137,10 +137,10 @@ def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["block", slow("cyclic")])
-def test_slices_in_8_bits_are_joined_and_cut_anew(layout: str) -> None:
+@pytest.mark.parametrize("ownership", ["block", slow("cyclic")])
+def test_slices_in_8_bits_are_joined_and_cut_anew(ownership: str) -> None:
     """The owners' residuals, and the mean of the senders', within a step of the codes."""
-    tx = jaxcomm.two_stage_mean("data", EIGHT_BITS, scope="bucket", layout=layout)
+    tx = jaxcomm.two_stage_mean("data", EIGHT_BITS, scope="bucket", ownership=ownership)
     params, state = trained(tx, 8)
     resized, _ = jaxcomm.resize_workers(tx, state, params, 3)
     size = sum(int(np.prod(s)) for s in SHAPES.values())
@@ -148,7 +148,7 @@ def test_slices_in_8_bits_are_joined_and_cut_anew(layout: str) -> None:
     def whole(state: Any) -> np.ndarray:
         (memory,) = state.own.per_worker["data"]
         rows = decoded(memory.sent.kept).mean(axis=0) + decoded(memory.mean.kept)
-        return (rows.T if layout == "cyclic" else rows).ravel()
+        return (rows.T if ownership == "cyclic" else rows).ravel()
 
     (memory,) = resized.own.per_worker["data"]
     scales = memory.sent.kept.statistics.max_abs / 3, memory.mean.kept.statistics.max_abs
@@ -166,7 +166,7 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
     if method == "gathered":
         tx = jaxcomm.all_gather_mean("data", codec, scope="bucket")
     else:
-        tx = jaxcomm.two_stage_mean("data", codec, scope="bucket", layout=method)
+        tx = jaxcomm.two_stage_mean("data", codec, scope="bucket", ownership=method)
     _, state = trained(tx, old)
     resized, _ = jaxcomm.resize_workers(tx, state, start(), new)
     size = sum(int(np.prod(s)) for s in SHAPES.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation._rows import ROW_LAYOUTS
+from jaxcomm.aggregation._rows import ROW_CUTS
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 from tests.slow import slow
@@ -17,16 +17,16 @@ WORKERS, ROWS, WIDTH = 4, 16, 2
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", [(7, 3), (5,), (), (0, 2)])
-@pytest.mark.parametrize("layout", ROW_LAYOUTS)
-def test_rows_come_back(layout: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ownership", ROW_CUTS)
+def test_rows_come_back(ownership: str, shape: tuple[int, ...]) -> None:
     x = jnp.arange(1.0, 1.0 + np.prod(shape, dtype=int)).reshape(shape)
-    rows = ROW_LAYOUTS[layout].apart(x, 3)
+    rows = ROW_CUTS[ownership].apart(x, 3)
     assert rows.shape[0] == 3 and (rows != 0).sum() == x.size
-    np.testing.assert_array_equal(ROW_LAYOUTS[layout].together(rows, shape), x)
+    np.testing.assert_array_equal(ROW_CUTS[ownership].together(rows, shape), x)
 
 
 def test_neighbours_have_servers_of_their_own() -> None:
-    rows = ROW_LAYOUTS["cyclic"].apart(jnp.arange(7), 3)
+    rows = ROWS["cyclic"].apart(jnp.arange(7), 3)
     np.testing.assert_array_equal(rows, [[0, 3, 6], [1, 4, 0], [2, 5, 0]])
 
 
@@ -41,7 +41,7 @@ def frequent_rows() -> np.ndarray:
 def test_turns_need_less_room_than_runs() -> None:
     given, codec = jnp.asarray(frequent_rows()), nonzero(density=0.25)
     exact = np.asarray(given).mean(axis=0)
-    turns = jaxcomm.two_stage_mean("data", codec, layout="cyclic", scope="leaf")
+    turns = jaxcomm.two_stage_mean("data", codec, ownership="cyclic", scope="leaf")
     runs = jaxcomm.two_stage_mean("data", nonzero(density=0.25, granularity=WIDTH))
     np.testing.assert_array_equal(aggregate(turns, given)[0], exact)
     assert (aggregate(runs, given)[0] != exact).any()
@@ -66,7 +66,7 @@ def test_what_has_no_room_at_either_end_comes_later(density: float, union: float
         "data",
         error_feedback(nonzero(density=density)),
         mean_codec=error_feedback(nonzero(density=union)),
-        layout="cyclic",
+        ownership="cyclic",
         scope="leaf",
         diagnostics=True,
     )
@@ -81,8 +81,8 @@ def test_what_has_no_room_at_either_end_comes_later(density: float, union: float
 
 
 def test_impossible_cuts() -> None:
-    with pytest.raises(ValueError, match="`layout` must be one of"):
-        jaxcomm.two_stage_mean("data", nonzero(density=0.5), layout="columns")
+    with pytest.raises(ValueError, match="`ownership` must be one of"):
+        jaxcomm.two_stage_mean("data", nonzero(density=0.5), ownership="columns")
 
 
 def test_bytes_follow_the_densities() -> None:

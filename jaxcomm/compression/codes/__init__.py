@@ -2,8 +2,8 @@
 
 from jaxcomm.compression.codes._elias import elias
 from jaxcomm.compression.codes._golomb_rice import golomb_rice
-from jaxcomm.compression.codes._measured_room import measured_room
 from jaxcomm.compression.codes._rans import Counts, rans
+from jaxcomm.compression.codes._room import measured_room
 from jaxcomm.compression.codes._variable_length import VariableLengthPayload
 
 __all__ = [

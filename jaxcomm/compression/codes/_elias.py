@@ -11,13 +11,15 @@ from jax import lax
 from jaxcomm._contract import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._bit_fields import BitFields, after_zeros, low_bits
 from jaxcomm.compression.codes._rows import (
     CONSTANT,
+    BitFields,
     Length,
     RowCode,
     Stream,
     Written,
+    after_zeros,
+    low_bits,
     or_plain,
     plain_bits,
     plain_words,

@@ -12,7 +12,6 @@ from jaxcomm import _axis
 from jaxcomm._contract import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._bit_fields import BitFields, after_zeros, low_bits, window
 from jaxcomm.compression.codes._elias import (
     Gamma,
     any_gap,
@@ -23,15 +22,19 @@ from jaxcomm.compression.codes._elias import (
 )
 from jaxcomm.compression.codes._rows import (
     CONSTANT,
+    BitFields,
     Length,
     RowCode,
     Stream,
     Written,
+    after_zeros,
+    low_bits,
     or_plain,
     plain_bits,
     plain_words,
     read_plain,
     read_rows,
+    window,
 )
 from jaxcomm.compression.codes._variable_length import variable_length
 

@@ -13,9 +13,9 @@ from jaxcomm._contract import Codec
 from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._bit_fields import BitFields
 from jaxcomm.compression.codes._rows import (
     PLAIN,
+    BitFields,
     Length,
     RowCode,
     Stream,

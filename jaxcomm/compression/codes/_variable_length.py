@@ -30,15 +30,8 @@ from jaxcomm.compression._overflow import (
     nan_unless,
     overflow_totals,
 )
-from jaxcomm.compression.codes._bit_fields import bits_of_rows, write
-from jaxcomm.compression.codes._room import (
-    HEADER_BITS,
-    Cut,
-    cut,
-    expected_bits,
-    require_room,
-)
-from jaxcomm.compression.codes._rows import RowCode, Stream
+from jaxcomm.compression.codes._room import HEADER_BITS, Cut, cut, expected_bits, require_room
+from jaxcomm.compression.codes._rows import RowCode, Stream, bits_of_rows, write
 
 _LENGTH_BITS = 11  # of a header; the other 5 are the parameter of the row
 

@@ -10,8 +10,8 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import over_peak
-from jaxcomm.compression._sizes import require_countable
 from pallas_kernels._checks import nondifferentiable
 
 _SWEEPS = 8

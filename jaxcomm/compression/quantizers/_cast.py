@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Memory
-from jaxcomm.compression.quantizers._norms import NORMS
+from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels._checks import nondifferentiable
 
 

@@ -6,7 +6,7 @@ import jax
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Coins, Context, Memory
-from jaxcomm.compression.quantizers._norms import NORMS
+from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels import exponential
 from pallas_kernels._checks import nondifferentiable
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Memory
-from jaxcomm.compression.quantizers import _fields
+from jaxcomm.compression.quantizers import _dither
 from pallas_kernels._checks import nondifferentiable
 
 
@@ -71,12 +71,12 @@ def fixed_threshold(threshold: float) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[FixedThresholdPayload, Memory]:
         (x,) = nondifferentiable("fixed_threshold", x)
         codes = (x >= threshold).astype(jnp.int32) - (x <= -threshold).astype(jnp.int32)
-        field = _fields.choose_field(1, None, context.workers)
-        return FixedThresholdPayload(_fields.pack(codes, field)), context.memory
+        field = _dither.choose_field(1, None, context.workers)
+        return FixedThresholdPayload(_dither.pack(codes, field)), context.memory
 
     def decode(context: Context, payload: FixedThresholdPayload) -> jax.Array:
-        field = _fields.choose_field(1, None, context.workers)
-        codes = _fields.unpack(payload.codes, field, context.count, context.shape)
+        field = _dither.choose_field(1, None, context.workers)
+        codes = _dither.unpack(payload.codes, field, context.count, context.shape)
         return codes.astype(jnp.float32) * (threshold / context.count)
 
     return Codec(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
@@ -16,8 +17,7 @@ from jaxcomm.compression._overflow import (
     nan_unless,
     overflow_totals,
 )
-from jaxcomm.compression._sizes import require_countable
-from jaxcomm.compression.quantizers import _fields, _norms
+from jaxcomm.compression.quantizers import _dither
 from jaxcomm.compression.quantizers._dither import round_to_levels
 from pallas_kernels._checks import nondifferentiable
 from pallas_kernels.quantize.reference import level_step
@@ -82,9 +82,9 @@ def sparse_dither(
         raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
     if not isinstance(capacity, int) or capacity < 1:
         raise ValueError(f"`capacity` must be a Python int of at least 1, got {capacity}.")
-    if norm not in _norms.NORMS:
-        raise ValueError(f"`norm` must be one of {tuple(_norms.NORMS)}, got {norm!r}.")
-    chosen, field = _norms.NORMS[norm], _fields.choose_field(levels, None, 1)
+    if norm not in _dither.NORMS:
+        raise ValueError(f"`norm` must be one of {tuple(_dither.NORMS)}, got {norm!r}.")
+    chosen, field = _dither.NORMS[norm], _dither.choose_field(levels, None, 1)
 
     def codes_of(context: Context, x: jax.Array) -> jax.Array:
         require_countable(x.size)
@@ -99,7 +99,7 @@ def sparse_dither(
         values = codes.at[indices].get(mode="fill", fill_value=0)
         index_type = jnp.uint16 if codes.size < 2**16 else jnp.uint32
         total = jnp.sum(codes != 0, dtype=jnp.uint32)
-        packed = _fields.pack(values, field)
+        packed = _dither.pack(values, field)
         return SparseDitherPayload(indices.astype(index_type), packed, total)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparseDitherPayload, Memory]:
@@ -114,7 +114,7 @@ def sparse_dither(
         return payload, context.memory._replace(report=Overflow(dropped))
 
     def decode(context: Context, payload: SparseDitherPayload) -> jax.Array:
-        codes = _fields.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
+        codes = _dither.unpack(payload.codes, field, 1, (capacity,)).astype(jnp.float32)
         scale = chosen.value(context.statistics)
         values = codes * level_step(scale, levels * context.count)
         indices = payload.indices.astype(jnp.uint32)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._contract import PyTree
-from jaxcomm._require import checked, require_state
+from jaxcomm._contract import PyTree, require_state
+from jaxcomm._require import checked
 from jaxcomm.compression.regularizers._thresholds import wide_of
 
 

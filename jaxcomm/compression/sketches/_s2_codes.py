@@ -8,8 +8,7 @@ from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _support
 from jaxcomm.compression._overflow import Policy, choose_form, nan_unless
 from jaxcomm.compression._support import Granularity
-from jaxcomm.compression.quantizers._fields import choose_field
-from jaxcomm.compression.quantizers._norms import NORMS
+from jaxcomm.compression.quantizers._dither import NORMS, choose_field
 from jaxcomm.compression.sketches._cells import (
     S2Payload,
     S2Statistics,

@@ -9,8 +9,8 @@ from jax import lax
 
 from jaxcomm._contract import Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import MOST, require_countable
 from jaxcomm.compression._overflow import Overflow, overflow_totals
-from jaxcomm.compression._sizes import MOST, require_countable
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
 from pallas_kernels._checks import nondifferentiable

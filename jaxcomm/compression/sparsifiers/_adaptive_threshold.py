@@ -9,10 +9,10 @@ from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import how_many, mean_where
-from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -86,7 +86,7 @@ def adaptive_threshold(*, ratio: float) -> Codec:
         # Rounds down the count of each sign, but to at least 1.
         return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(capacity(size), size + 1, distinct=False)
 

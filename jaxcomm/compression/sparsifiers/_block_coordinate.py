@@ -11,9 +11,9 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
 from jaxcomm._require import remedy
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import headroom
-from jaxcomm.compression._sizes import require_countable
-from jaxcomm.compression.quantizers._norms import l2_norm
+from jaxcomm.compression.quantizers._dither import l2_norm
 
 Order: TypeAlias = Literal["cyclic", "random", "gauss_southwell"]
 

@@ -9,10 +9,10 @@ from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import mean_where
-from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -90,7 +90,7 @@ def coarse_top_k(
         width = min(block_size, require_countable(size))
         return (math.ceil(size / width), width) if size else (1, 0)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         blocks, width = blocks_of(size)
         block = width if blocks > 1 else None
         return choose_layout(blocks * kept(width), blocks * width, block=block)

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.compression import _bits
-from jaxcomm.compression._sizes import require_countable
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression.sparsifiers._selection import places
 
 
-class Layout(NamedTuple):
+class IndexCode(NamedTuple):
     """How `entries` indices below `size` are encoded."""
 
     code: Literal["fixed", "elias_fano", "bitmap"]
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
 def choose_layout(
     count: int, size: int, *, block: int | None = None, distinct: bool = True
-) -> Layout:
+) -> IndexCode:
     """Returns the shortest code.
 
     Args:
@@ -61,14 +61,16 @@ def choose_layout(
     """
     # `size` may count the index of unused entries, one past the last coordinate.
     require_countable(size - 1)
-    candidates = [Layout("fixed", count, size, block or size, 0)]
-    candidates += [Layout("elias_fano", count, size, size, low) for low in range(size.bit_length())]
+    candidates = [IndexCode("fixed", count, size, block or size, 0)]
+    candidates += [
+        IndexCode("elias_fano", count, size, size, low) for low in range(size.bit_length())
+    ]
     if distinct:
-        candidates.append(Layout("bitmap", count, size, size, 0))
+        candidates.append(IndexCode("bitmap", count, size, size, 0))
     return min(candidates, key=lambda layout: layout.bits)
 
 
-def pack_indices(indices: jax.Array, layout: Layout) -> jax.Array:
+def pack_indices(indices: jax.Array, layout: IndexCode) -> jax.Array:
     """Packs ascending uint32[count] into uint32[ceil(bits / 32)]."""
     if layout.code == "bitmap":
         return _bits.pack_bits(_marked(indices, layout.size))
@@ -83,7 +85,7 @@ def pack_indices(indices: jax.Array, layout: Layout) -> jax.Array:
     )
 
 
-def unpack_indices(words: jax.Array, layout: Layout) -> jax.Array:
+def unpack_indices(words: jax.Array, layout: IndexCode) -> jax.Array:
     """The inverse of `pack_indices`: uint32[count]."""
     count = layout.entries
     if layout.code == "fixed":
@@ -125,13 +127,13 @@ class Selection(NamedTuple):
     Attributes:
       choose: `(public, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
         Those that are not below the size name none; they are below `layout(size).size`.
-      layout: `size -> Layout`, the code of these indices.
+      layout: `size -> IndexCode`, the code of these indices.
       drawn: Whether receivers choose the same from the public coin: `choose` then reads only the
         size of `flat`.
       value_dtype: The dtype in which `encode` sends the values.
     """
 
     choose: Callable[[jax.Array, jax.Array], jax.Array]
-    layout: Callable[[int], Layout]
+    layout: Callable[[int], IndexCode]
     drawn: bool
     value_dtype: Any

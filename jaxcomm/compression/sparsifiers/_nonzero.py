@@ -17,7 +17,7 @@ from jaxcomm.compression._overflow import (
 )
 from jaxcomm.compression._support import Granularity, Parts
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -85,7 +85,7 @@ def nonzero(
     _support.require_granularity(granularity)
     dtype = require_value_dtype(value_dtype)
 
-    def cut(shape: tuple[int, ...]) -> tuple[Parts, int, Layout]:
+    def cut(shape: tuple[int, ...]) -> tuple[Parts, int, IndexCode]:
         parts = _support.parts_of(shape, granularity)
         room = _support.room_for(density, parts) if parts.size else 0
         # An unused entry has the index `number`, one past the last part.

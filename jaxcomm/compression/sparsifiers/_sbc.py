@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -82,7 +82,7 @@ def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Entries, scatter
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import how_many
-from jaxcomm.compression._sizes import require_countable
-from jaxcomm.compression.sparsifiers._indices import Layout, pack_indices, unpack_indices
+from jaxcomm.compression.sparsifiers._indices import IndexCode, pack_indices, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import Magnitude, identity, largest
 from jaxcomm.compression.sparsifiers._selection import places
 
@@ -81,7 +81,7 @@ def select(
     return indices, jnp.maximum(count - room, 0)
 
 
-def to_payload(flat: jax.Array, indices: jax.Array, layout: Layout, dtype: Any) -> SparsePayload:
+def to_payload(flat: jax.Array, indices: jax.Array, layout: IndexCode, dtype: Any) -> SparsePayload:
     """The payload of the coordinates of `flat` at ascending `indices`."""
     values = flat.at[indices].get(mode="fill", fill_value=0)
     return SparsePayload(pack_indices(indices, layout), values.astype(dtype))
@@ -93,6 +93,6 @@ def to_dense(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> j
     return scatter(Entries(indices, values.astype(jnp.float32)), shape)
 
 
-def from_payload(payload: SparsePayload, layout: Layout, shape: tuple[int, ...]) -> jax.Array:
+def from_payload(payload: SparsePayload, layout: IndexCode, shape: tuple[int, ...]) -> jax.Array:
     """Decodes the payload to float32[shape]."""
     return to_dense(payload.values, unpack_indices(payload.indices, layout), shape)

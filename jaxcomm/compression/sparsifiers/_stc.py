@@ -11,7 +11,7 @@ from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -80,7 +80,7 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         return choose_layout(kept(size), size)
 
     def encode(context: Context, x: jax.Array) -> tuple[TernaryPayload, Memory]:

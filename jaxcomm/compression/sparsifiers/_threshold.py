@@ -14,7 +14,7 @@ from jaxcomm.compression._overflow import (
     overflow_totals,
     sent_as_nan,
 )
-from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout
+from jaxcomm.compression.sparsifiers._indices import IndexCode, choose_layout
 from jaxcomm.compression.sparsifiers._sparse import (
     SparsePayload,
     from_payload,
@@ -89,7 +89,7 @@ def threshold(
         raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 

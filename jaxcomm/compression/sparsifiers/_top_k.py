@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
+from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._integers import Alphabet, Integers
-from jaxcomm.compression._sizes import require_countable
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     Selection,
     choose_layout,
     pack_indices,
@@ -113,7 +113,7 @@ def top_k(
         width = min(block_size or size, require_countable(size))
         return (math.ceil(size / width), width) if size else (1, 0)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         blocks, width = blocks_of(size)
         count = blocks * kept(width)
         # With `sample_ratio` an unused entry has the index `size`, one past the last coordinate.

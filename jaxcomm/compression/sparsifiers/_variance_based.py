@@ -13,7 +13,7 @@ from jaxcomm.compression._means import peak
 from jaxcomm.compression._overflow import Overflow, overflow_totals
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -113,7 +113,7 @@ def variance_based(
         raise ValueError(f"`decay` must be a number in (0, 1], got {decay!r}.")
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         # An unused entry has the index `size`, one past the last coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)
 

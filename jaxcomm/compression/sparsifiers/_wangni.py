@@ -9,7 +9,7 @@ from jax import lax
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
-from jaxcomm.compression.sparsifiers._indices import Layout, choose_layout, pack_indices
+from jaxcomm.compression.sparsifiers._indices import IndexCode, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
 from pallas_kernels._checks import nondifferentiable
 
@@ -100,7 +100,7 @@ def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> Layout:
+    def layout_of(size: int) -> IndexCode:
         # Fewer than k may be drawn: an unused entry has the index `size`, one past the last
         # coordinate.
         return choose_layout(kept(size), size + 1, distinct=False)

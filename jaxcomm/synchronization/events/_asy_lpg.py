@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.compression.quantizers import _fields, dither
+from jaxcomm.compression.quantizers import _dither, dither
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._messages import bytes_of, message
@@ -56,7 +56,7 @@ def rounding_error(x: PyTree, bits: int) -> jax.Array:
     .. math:: \sum_j \delta^2 f_j (1 - f_j), \qquad \delta = \frac{\|x\|_\infty}{s}, \quad
               f_j = \frac{x_j}{\delta} - \Big\lfloor \frac{x_j}{\delta} \Big\rfloor
     """
-    levels = _fields.choose_field(None, bits, 1).levels
+    levels = _dither.choose_field(None, bits, 1).levels
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
         x = leaf.astype(jnp.float32)

@@ -73,7 +73,7 @@ def test_unstable_options_are_refused_with_the_numbers() -> None:
         run(ecq(coarse), given)
     _, stable = run(ecq(coarse, alpha=0.1), given)  # 0.2 + 0.64 = 0.84
     assert np.sum(stable[100:] ** 2, axis=1).max() < 100 * np.sum(np.asarray(given[0]) ** 2) * 20
-    unchecked = coarse._replace(claims=Claims(variance=lambda size, workers: 0.0))
+    unchecked = coarse.replace(claims=Claims(variance=lambda size, workers: 0.0))
     assert not np.sum(run(ecq(unchecked, alpha=0.9, beta=1), given)[1][-1] ** 2) < 1e15
 
 

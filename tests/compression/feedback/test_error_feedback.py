@@ -131,7 +131,7 @@ def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
 
 def test_unscaled_it_would_blow_up() -> None:
     given = jnp.asarray(np.random.default_rng(3).normal(size=(300, 400)), jnp.float32)
-    unchecked = coarse()._replace(claims=Claims(contraction=lambda size, workers: 1.0))
+    unchecked = coarse().replace(claims=Claims(contraction=lambda size, workers: 1.0))
     _, kept = run(error_feedback(unchecked), given)
     assert not np.sum(kept[-1] ** 2) < 1e20
 

@@ -75,7 +75,7 @@ def run(tx: Any, given: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-4), ("16 bits", 1e-2)])
 def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     codecs = [
-        projection(RANK, side, drawn=0, factor_codec=FACTOR_CODECS[name])._replace(
+        projection(RANK, side, drawn=0, factor_codec=FACTOR_CODECS[name]).replace(
             claims=Claims(bounded=True)
         )
         for side in ("right", "left")

@@ -263,7 +263,7 @@ def test_a_finalized_mean_that_overflows_does_not_change_the_memory() -> None:
     def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
         return 3e38 * mean, inner.finalize(context, payload, mean)[1]
 
-    tx = jaxcomm.all_reduce_mean("data", inner._replace(finalize=finalize))
+    tx = jaxcomm.all_reduce_mean("data", inner.replace(finalize=finalize))
     means, states = run(tx, 100 * updates((12, 7)))
     assert not np.isfinite(means).all(axis=(1, 2, 3)).any()
     (shared,) = states.shared

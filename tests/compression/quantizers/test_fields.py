@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.compression.quantizers._fields import Field, choose_field, most_levels, pack, unpack
+from jaxcomm.compression.quantizers._dither import Field, choose_field, most_levels, pack, unpack
 from tests.slow import slow
 
 

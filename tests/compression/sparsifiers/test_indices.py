@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression.sparsifiers._indices import (
-    Layout,
+    IndexCode,
     choose_layout,
     pack_indices,
     unpack_indices,
@@ -16,7 +16,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 from tests.slow import slow
 
 
-def round_trip(given: list[np.ndarray], layout: Layout) -> None:
+def round_trip(given: list[np.ndarray], layout: IndexCode) -> None:
     pack = jax.jit(jax.vmap(lambda indices: pack_indices(indices, layout)))
     words = pack(jnp.asarray(np.array(given), jnp.uint32))
     assert words.dtype == jnp.uint32 and words.shape == (len(given), -(-layout.bits // 32))
@@ -43,20 +43,20 @@ def test_round_trip(size: int) -> None:
 @pytest.mark.parametrize("low", [0, 3, slow(1), slow(6)])
 @pytest.mark.parametrize("count", [0, 1, 40, slow(100)])
 def test_round_trip_of_elias_fano(count: int, low: int) -> None:
-    round_trip(drawn(count, 100), Layout("elias_fano", count, 100, 100, low))
+    round_trip(drawn(count, 100), IndexCode("elias_fano", count, 100, 100, low))
 
 
 @pytest.mark.parametrize("code", ["fixed", "bitmap"])
 def test_round_trip_of_other_codes(code: str) -> None:
-    round_trip(drawn(40, 100), Layout(code, 40, 100, 100, 0))
+    round_trip(drawn(40, 100), IndexCode(code, 40, 100, 100, 0))
 
 
 def test_repeated_indices_come_back() -> None:
     indices = np.array([3, 7, 7, 7, 100, 100])
     for layout in (
         choose_layout(6, 101, distinct=False),
-        Layout("elias_fano", 6, 101, 101, 4),
-        Layout("fixed", 6, 101, 101, 0),
+        IndexCode("elias_fano", 6, 101, 101, 4),
+        IndexCode("fixed", 6, 101, 101, 0),
     ):
         assert layout.code != "bitmap"
         round_trip([indices], layout)
