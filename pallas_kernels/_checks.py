@@ -29,19 +29,6 @@ def require_seeds(seeds: jax.Array) -> None:
     )
 
 
-def require_int32(size: int) -> None:
-    """Raises unless a kernel that indexes elements in int32 can process `size` of them.
-
-    Raises:
-      NotImplementedError: If it cannot.
-    """
-    if size >= 2**31:
-        raise NotImplementedError(
-            f"The GPU kernel indexes elements in int32, so {size} elements are too many: split the "
-            "leaf."
-        )
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _identity(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return arrays

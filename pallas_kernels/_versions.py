@@ -13,7 +13,7 @@ from jax.experimental.mosaic.gpu.fragmented_array import TiledLayout
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
-from pallas_kernels._batches import in_launches
+from pallas_kernels._blocks import in_launches
 from pallas_kernels._device import rehearses
 
 MOVES_ROWS = hasattr(plgpu, "store")

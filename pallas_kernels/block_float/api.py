@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels import _dispatch, _hash
 from pallas_kernels._checks import nondifferentiable, require, require_seeds
 from pallas_kernels._dispatch import Implementation
-from pallas_kernels.block_float.formats import FORMATS
+from pallas_kernels.block_float.reference import FORMATS
 
 Element = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 

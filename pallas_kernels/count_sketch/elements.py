@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_kernels import _hash, _vma
 from pallas_kernels._checks import require, require_seeds
-from pallas_kernels.count_sketch.estimate import ESTIMATES
+from pallas_kernels.count_sketch.reference import ESTIMATES
 from pallas_kernels.count_sketch.tiling import below
 
 SMALLEST_NORMAL = 2.0**-126
