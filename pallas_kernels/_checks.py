@@ -1,32 +1,9 @@
-"""Argument checks that the ops share."""
+"""Rounding has no gradient, and says so."""
 
 import functools
 from typing import NoReturn
 
 import jax
-import jax.numpy as jnp
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError with `message` unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)
-
-
-def require_scalar(name: str, x: jax.Array) -> None:
-    """Raises unless `x` is float32[]."""
-    require(
-        x.dtype == jnp.float32 and x.shape == (),
-        f"`{name}` must be float32[], got {x.dtype}{list(x.shape)}.",
-    )
-
-
-def require_seeds(seeds: jax.Array) -> None:
-    """Raises unless `seeds` is uint32[2]."""
-    require(
-        seeds.dtype == jnp.uint32 and seeds.shape == (2,),
-        f"`seeds` must be uint32[2], got {seeds.dtype}{list(seeds.shape)}.",
-    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -18,11 +18,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.pack import pack as pack_fields
 from pallas_kernels.pack import unpack as unpack_fields
-
-WIDTHS = (*range(2, 17), 32)
-
-# float32 has 24 bits of mantissa: larger codes would not be exact.
-MOST_LEVELS = 2**24 - 1
+from pallas_kernels.quantize.api import MOST_LEVELS as MOST_LEVELS
+from pallas_kernels.quantize.api import WIDTHS as WIDTHS
 
 
 class Field(NamedTuple):
