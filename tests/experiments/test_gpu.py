@@ -131,6 +131,8 @@ def filled(tmp_path: Path, record: Record) -> Iterator[tuple[Path, list[str]]]:
     folder = tmp_path / "experiments" / "records" / "gpu"
     shutil.copytree(record.folder, folder)
     assert pages.records(tmp_path) == {}  # A rehearsal measures nothing.
+    pages.write(tmp_path)
+    assert not (tmp_path / pages.DISPATCH).exists()
     text = (folder / "metrics.jsonl").read_text().replace('"device": "cpu"', f'"device": "{H100}"')
     (folder / "metrics.jsonl").write_text(text)
     config = json.loads((folder / "config.json").read_text())
