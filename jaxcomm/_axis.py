@@ -273,7 +273,7 @@ def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
 def automatic_axes() -> tuple[str, ...]:
     """The axes that shard the parameters of the traced step, except those that are manual here."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    return tuple(name for name in SHARDED_OVER.get() if name not in manual)
+    return tuple([name for name in SHARDED_OVER.get() if name not in manual])
 
 
 def require_shards() -> None:

@@ -109,7 +109,7 @@ def divide(
             group = len(units) if layout == "independent" else 0 if scope == "tree" else number
             form: Literal["alone", "concatenated"] = "alone" if alone else "concatenated"
             units.append(Unit(tuple(part), form, (number,), start, group))
-            start += sum(sizes[leaf] for leaf in part)
+            start += sum([sizes[leaf] for leaf in part])
     groups: dict[int, list[Unit]] = {}
     for unit in units:
         groups.setdefault(unit.group, []).append(unit)
@@ -175,7 +175,7 @@ def _leaves_of(unit: Unit, array: jax.Array, sizes: list[int]) -> list[jax.Array
     whole = lax.optimization_barrier(array)
     if unit.form == "stacked":
         return [*whole]
-    ends = [*itertools.accumulate(sizes[leaf] for leaf in unit.leaves)]
+    ends = [*itertools.accumulate([sizes[leaf] for leaf in unit.leaves])]
     return jnp.split(whole, ends[:-1])
 
 

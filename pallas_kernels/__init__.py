@@ -4,7 +4,7 @@ Each op has a folder: `api` (the public functions), `reference` (the definition,
 `mosaic_gpu`, `mosaic_tpu`. The package imports nothing from jaxcomm.
 """
 
-from pallas_kernels._preference import implementation
-from pallas_kernels._tuned import measured
+from pallas_kernels._dispatch import implementation
+from pallas_kernels._measurements import measured
 
 __all__ = ["implementation", "measured"]

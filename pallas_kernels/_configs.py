@@ -6,12 +6,14 @@ as the order in which a sketch adds, does not belong in a config.
 """
 
 import dataclasses
-from collections.abc import Container
-from typing import Any, Self
+import importlib
+import inspect
+from collections.abc import Callable, Container
+from typing import Any, Literal, Self
 
 import jax
 
-from pallas_kernels._checks import require
+Implementation = Literal["reference", "mosaic_gpu", "mosaic_tpu"]
 
 Fields = tuple[tuple[str, int], ...]
 """A config, or some fields of one, as pairs of name and value."""
@@ -22,7 +24,8 @@ TILE = 32  # Rows of a tile of 8-bit numbers on a TPU; those of wider numbers di
 
 def require_field(name: str, value: Any, allowed: Container[int], rule: str) -> None:
     """Raises ValueError unless `value` is an integer that is allowed."""
-    require(type(value) is int and value in allowed, f"`{name}` must be {rule}, got {value!r}.")
+    if type(value) is not int or value not in allowed:
+        raise ValueError(f"`{name}` must be {rule}, got {value!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +59,19 @@ class Config:
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name, _ in fields:
-            require(name in known, f"`{name}` is no field of its config, which has {known}.")
+            if name not in known:
+                raise ValueError(f"`{name}` is no field of its config, which has {known}.")
         config = dataclasses.replace(cls.of(dtype), **dict(fields))
         config.require_for(dtype)
         return config
+
+
+def class_of(kernel: Callable[..., Any], folder: str, name: str) -> type[Config] | None:
+    """The class of the configs of a kernel of the module `name`; None if it has none."""
+    if "config" not in inspect.signature(kernel).parameters:
+        return None
+    found: type[Config] = importlib.import_module(f"pallas_kernels.{folder}.{name}").Config
+    return found
 
 
 def _first_and_others(first: Any, others: list[Any]) -> tuple[Any, ...]:

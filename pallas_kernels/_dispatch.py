@@ -1,73 +1,303 @@
-"""Runs the implementation of an op, named, preferred, measured or assumed, in its config."""
+"""Which implementation of an op runs, and in which config: named, measured, or else assumed.
 
+Assumed is the reference on CPUs, on GPUs before Hopper, and below 65,536 coordinates; `mosaic_tpu`
+on TPUs; on newer GPUs `mosaic_gpu` for sketches, and the reference for elementwise ops, which XLA
+fuses into one pass. It also fuses `dequantize` of unpacked codes, one multiplication, into the pass
+that reads the result, on any device.
+
+A kernel raises in two places: while it is traced, and when the program that contains it is lowered.
+The second is too late to choose another implementation. Therefore the kernel alone is lowered for
+the device first, once for each combination of argument types.
+"""
+
+import contextlib
 import functools
+import importlib
+import os
+import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import jax
 from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels._device import PLATFORMS, Device, reason_against, rehearses, target
-from pallas_kernels._measured import Choice, Measured, Workload, choose, workload_of
-from pallas_kernels._preference import VARIABLE, Implementation, preferred
-from pallas_kernels._probe import config_class, failure, load
-from pallas_kernels._tuned import given, table
+from pallas_kernels import _measurements
+from pallas_kernels._configs import Config, Fields, class_of
+from pallas_kernels._configs import Implementation as Implementation
+from pallas_kernels._measurements import Measured, Workload
 
-__all__ = [
-    "Choice",
-    "Device",
-    "Implementation",
-    "Measured",
-    "Workload",
-    "choose",
-    "observed",
-    "reason_against",
-    "run",
-    "target",
-]
+VARIABLE = "PALLAS_KERNELS_IMPLEMENTATION"
+PLATFORMS = {"mosaic_gpu": "cuda", "mosaic_tpu": "tpu"}
 
-_observed: ContextVar[list[Workload] | None] = ContextVar("observed", default=None)
+# Mosaic GPU supports devices whose kind contains one of these strings.
+HOPPER_AND_NEWER = ("H100", "H200", "H800", "H20", "GH200", "B100", "B200", "B300", "GB200")
 
+# Below this size, launching a kernel and padding to its blocks costs more than it saves.
+FEWEST = 2**16
 
-@contextmanager
-def observed() -> Iterator[list[Workload]]:
-    """The workloads that are dispatched in this context, in order."""
-    seen: list[Workload] = []
-    token = _observed.set(seen)
-    try:
-        yield seen
-    finally:
-        _observed.reset(token)
+# JAX keeps one compiled program for each value of a context.
+_preference = jax.make_user_context(())
+_rehearsal = jax.make_user_context(False)
+
+Rows = Sequence[Measured]
 
 
-def _config(choice: Choice, folder: str, function: str, dtype: Any) -> dict[str, Any]:
-    """The config of a row as an option of its kernel; none if the kernel cannot be loaded.
+class Device(NamedTuple):
+    """The device that a program runs on."""
+
+    platform: str  # "cpu", "cuda" or "tpu"
+    kind: str
+    cores: int = 1
+
+
+def target() -> Device:
+    """The device of the program that is being traced.
+
+    This is the device of the mesh in the current context, else JAX's default device.
+    """
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        device = jax.config.jax_default_device or jax.devices()[0]
+        if isinstance(device, str):
+            device = jax.devices(device)[0]
+    platform = "cuda" if device.platform == "gpu" else device.platform
+    return Device(platform, device.device_kind, getattr(device, "num_cores", None) or 1)
+
+
+@contextlib.contextmanager
+def rehearsal(enabled: bool = True) -> Iterator[None]:
+    """A context in which a CPU runs the kernels for GPU, in JAX's interpreter, if `enabled`."""
+    with _rehearsal(enabled):
+        yield
+
+
+def rehearses() -> bool:
+    """Whether the kernels for GPU are interpreted."""
+    return bool(_rehearsal.value)
+
+
+def _is_hopper(device: Device) -> bool:
+    return device.platform == "cuda" and any(part in device.kind for part in HOPPER_AND_NEWER)
+
+
+def reason_against(implementation: str, device: Device) -> str | None:
+    """The reason why `device` cannot run `implementation`; None if it can."""
+    if implementation == "mosaic_gpu" and device.platform == "cpu" and rehearses():
+        return None
+    platform = PLATFORMS.get(implementation, device.platform)
+    if platform != device.platform:
+        return f"it runs on {platform}, this program is for {device.platform} ({device.kind})"
+    if implementation == "mosaic_gpu" and not _is_hopper(device):
+        return f"it needs a GPU of the Hopper generation or newer, not {device.kind}"
+    return None
+
+
+def _require_names(names: tuple[str, ...], rule: str) -> None:
+    allowed = get_args(Implementation)
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"{rule} one of {allowed}, got {name!r}.")
+
+
+@contextlib.contextmanager
+def implementation(*names: Implementation) -> Iterator[None]:
+    """Names the implementation of every op that is called in this context.
+
+    With several names, the first one that the device and the arguments allow runs. An op traces its
+    implementation, so the context must surround the call of a jitted function, not its result. JAX
+    compiles the function once for each preference. The `implementation` argument of an op takes
+    precedence. The environment variable `PALLAS_KERNELS_IMPLEMENTATION`, with names separated by
+    commas, applies outside of such contexts and in all threads. It is read once.
+
+    Args:
+      *names: `"reference"`, `"mosaic_gpu"`, `"mosaic_tpu"`, in the order in which they are tried.
+
+    Returns:
+      A context manager, which is a decorator too. In the context, ops raise NotImplementedError if
+      the device can run none of the names; the message has the reason against each.
+
+    Raises:
+      ValueError: If there is no name, or an unknown one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pallas_kernels import implementation
+      >>> from pallas_kernels.pack import pack
+      >>> with implementation("mosaic_tpu", "mosaic_gpu", "reference"):
+      ...     pack(jnp.array([1, 2], jnp.uint32), bits=16).tolist()
+      [131073]
+    """
+    if not names:
+        raise ValueError("`implementation` needs at least one name.")
+    _require_names(names, "A name of the context `implementation` must be")
+    with _preference(names):
+        yield
+
+
+@functools.cache
+def _names_of_variable() -> tuple[Implementation, ...]:
+    value = os.environ.get(VARIABLE, "").strip()
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    _require_names(names, f"A name in the environment variable {VARIABLE} must be")
+    return names  # type: ignore[return-value]
+
+
+def _preferred(argument: Implementation | None) -> tuple[tuple[Implementation, ...], str]:
+    """What `argument`, else the context, else the variable names, in order; and which of them."""
+    if argument is not None:
+        _require_names((argument,), "`implementation` must be None or")
+        return (argument,), "`implementation`"
+    if _preference.value:
+        return _preference.value, "The context `implementation`"
+    return _names_of_variable(), f"The environment variable {VARIABLE}"
+
+
+def require_reference(argument: Implementation | None, reason: str) -> None:
+    """Raises NotImplementedError for a reason against kernels if no other name is preferred."""
+    names, source = _preferred(argument)
+    if names and "reference" not in names:
+        raise NotImplementedError(f"{source}={', '.join(names)!r} {reason}")
+
+
+class Choice(NamedTuple):
+    """What runs, and where that is written; without a config, the assumed one."""
+
+    implementation: Implementation
+    config: Fields = ()
+    place: str = ""
+
+
+def _assumed(workload: Workload, device: Device) -> Implementation:
+    if workload.size < FEWEST:
+        return "reference"
+    if workload.op == "quantize.dequantize" and workload.bits in (8, 32):
+        return "reference"
+    if device.platform == "tpu":
+        return "mosaic_tpu"
+    if workload.op.startswith("count_sketch") and _is_hopper(device):
+        return "mosaic_gpu"
+    return "reference"
+
+
+def _workload(op: str, size: int, arrays: Sequence[jax.Array], options: dict[str, Any]) -> Workload:
+    first, *others = arrays
+    is_table = first.ndim == 2 and first.size != size
+    return Workload(
+        op,
+        size,
+        jax.numpy.dtype(first.dtype).name,
+        options.get("bits"),
+        options.get("residual", False) or (size > 2 and size in [x.size for x in others]),
+        options.get("rows", first.shape[0] if is_table else None),
+    )
+
+
+def choose(workload: Workload, device: Device, measured: Rows = (), given: Rows = ()) -> Choice:
+    """What runs on `device` if no implementation is named.
+
+    The row of the largest size that the workload reaches: of `given`, else of `measured`. Below all
+    sizes that were `measured` for it, the reference runs. What was not measured is assumed.
+    """
+    for rows in (given, measured):
+        covering = [row for row in rows if row.covers(workload, device.kind)]
+        reached = [row for row in covering if row.size <= workload.size]
+        if reached:
+            row = max(reached, key=lambda row: row.size)
+            return Choice(row.implementation, row.config, row.place)
+    return Choice("reference" if covering else _assumed(workload, device))
+
+
+@functools.cache
+def _rows_of_variable() -> tuple[Measured, ...]:
+    file = os.environ.get(_measurements.VARIABLE, "").strip()
+    return _measurements.read_of_variable(file) if file else ()
+
+
+@functools.cache
+def _rows_of_package() -> tuple[Measured, ...]:
+    return _measurements.read(_measurements.FILE) if _measurements.FILE.exists() else ()
+
+
+def load(folder: str, name: str, function: str) -> Callable[..., Any]:
+    """`function` of the kernels `name`. Programs for the CPU never load kernels.
+
+    Raises:
+      NotImplementedError: If the op has no such implementation.
+    """
+    package = importlib.import_module(f"pallas_kernels.{folder}")
+    found: Callable[..., Any] | None = None
+    if name in {module.name for module in pkgutil.iter_modules(package.__path__)}:
+        module = importlib.import_module(f"pallas_kernels.{folder}.{name}")
+        found = getattr(module, function, None)
+    if found is None:
+        raise NotImplementedError(f"`{folder}.{function}` has no implementation {name!r}")
+    return found
+
+
+def _config(choice: Choice, kernel: Callable[..., Any], op: str, dtype: Any) -> Config:
+    """The config of a row.
 
     Raises:
       ValueError: If the kernel has no such field, or if a value is not allowed.
     """
     try:
-        kind = config_class(folder, choice.implementation, function)
-    except Exception:  # The call of the kernel, or the question whether it works, says why.
-        return {}
-    try:
+        kind = class_of(kernel, op.split(".")[0], choice.implementation)
         if kind is None:
-            name = choice.config[0][0]
-            raise ValueError(f"`{name}` is no field: `{folder}.{function}` has no config.")
-        return {"config": kind.with_fields(dtype, choice.config)}
+            raise ValueError(f"`{choice.config[0][0]}` is no field: `{op}` has no config.")
+        return kind.with_fields(dtype, choice.config)
     except ValueError as error:
         raise ValueError(
             f"{choice.place}: of {choice.implementation!r}, {error} Correct the row or remove it."
         ) from None
 
 
+def _failure_of(error: BaseException) -> tuple[str, bool]:
+    """The reason, and whether the kernel, or JAX, raised NotImplementedError."""
+    chain = [error]
+    while (link := chain[-1].__cause__ or chain[-1].__context__) and link not in chain:
+        chain.append(link)
+    refused = [link for link in chain if isinstance(link, NotImplementedError)]
+    shown = refused[-1] if refused else error
+    first_line = (str(shown).strip().splitlines() or [""])[0]
+    return f"{type(shown).__name__}: {first_line}", bool(refused)
+
+
+@functools.lru_cache(maxsize=1024)
+def _failure(
+    kernel: Callable[..., Any],
+    options: tuple[tuple[str, Any], ...],
+    types: tuple[jax.ShapeDtypeStruct, ...],
+    device: Device,
+    rehearsed: bool,
+) -> tuple[str, bool] | None:
+    """What goes wrong with this kernel on arrays of these types; None if nothing does."""
+    described = AbstractDevice(device.kind, device.cores, device.platform)
+    mesh = AbstractMesh((), (), axis_types=(), abstract_device=described)
+
+    def lower() -> None:
+        with use_abstract_mesh(mesh), rehearsal(rehearsed):
+            traced = jax.jit(functools.partial(kernel, **dict(options))).trace(*types)
+            traced.lower(lowering_platforms=(device.platform,))
+
+    # Imported here, because only accelerators need it.
+    from concurrent.futures import ThreadPoolExecutor
+
+    # A new thread has none of the meshes, mapped axes and traces of the program around the op.
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        try:
+            executor.submit(lower).result()
+        except Exception as error:
+            return _failure_of(error)
+    return None
+
+
 @functools.cache
 def _reference(folder: str, function: str, static: tuple[str, ...]) -> Callable[..., Any]:
-    """The reference, traced once for arrays of the same shapes; `inline` keeps the program."""
-    return jax.jit(load(folder, "reference", function), static_argnames=static, inline=True)
+    """The definition, traced once for arrays of the same shapes; `inline` keeps the program."""
+    definition = getattr(importlib.import_module(f"pallas_kernels.{folder}.reference"), function)
+    return jax.jit(definition, static_argnames=static, inline=True)
 
 
 def run(
@@ -80,20 +310,14 @@ def run(
 ) -> Any:
     """Calls `function` of the requested implementation, or of the one that `choose` selects.
 
-    The config of the row that `choose` selects is that of the row's implementation, also if this
-    implementation was requested.
-
-    Args:
-      folder: The folder of the op, whose modules are named after the implementations.
-      function: The name of the function, which has the same arguments in each module.
-      implementation: One of the names, or None.
-      size: The number of coordinates, which `choose` depends on.
-      *arrays: The array arguments.
-      **options: The static arguments, which are hashable.
+    The op is the function of this name in modules of `folder`, which are named after the
+    implementations. It has `size` coordinates and static `options`, which are hashable. The config
+    of a row is that of the row's implementation, also if this implementation was requested.
 
     Raises:
       ValueError: If `implementation`, or a name from the environment, is not one of the names. If
-        a measured row has a wrong config, or an implementation that the device cannot run.
+        a measured row has a wrong config, or an implementation that the device cannot run. If there
+        are 2**32 coordinates or more, whose positions do not fit in 32 bits.
       NotImplementedError: If the device cannot run any of the implementations that were named.
 
     Warns:
@@ -101,70 +325,86 @@ def run(
         The reference runs instead.
     """
     op, device = f"{folder}.{function}", target()
-    workload = workload_of(op, size, arrays, options)
-    seen = _observed.get()
-    if seen is not None:
+    if size >= 2**32:
+        raise ValueError(f"`{op}` of {size} numbers, 2**32 elements or more: split the leaf.")
+    workload = _workload(op, size, arrays, options)
+    if (seen := _measurements.seen.get()) is not None:
         seen.append(workload)
+    given = _measurements.context.value
+    given = _rows_of_variable() if given is None else given
+    choice = choose(workload, device, _rows_of_package(), given)
 
-    choice = choose(workload, device, table(), given())
-
-    def options_of(name: str) -> dict[str, Any]:
-        if name != choice.implementation or not choice.config:
-            return options
-        return options | _config(choice, folder, function, arrays[0].dtype)
-
-    def bound(name: str) -> Callable[..., Any]:
+    def bound(name: str) -> functools.partial[Any]:
         if name == "reference":
             return functools.partial(_reference(folder, function, tuple(options)), **options)
-        return functools.partial(load(folder, name, function), **options_of(name))
+        kernel = load(folder, name, function)
+        if name != choice.implementation or not choice.config:
+            return functools.partial(kernel, **options)
+        config = _config(choice, kernel, op, arrays[0].dtype)
+        return functools.partial(kernel, **options, config=config)
 
-    def with_reference(name: str) -> Any:
-        if rehearses():
-            return bound(name)(*arrays)
-        # A program for an accelerator may have parts that run on the host.
-        kernel = {PLATFORMS[name]: bound(name)}
-        return lax.platform_dependent(*arrays, **kernel, default=bound("reference"))
+    def failure(name: str) -> tuple[str, bool] | None:
+        try:
+            load(folder, name, function)
+        except Exception as error:
+            return _failure_of(error)
+        kernel = bound(name)
+        types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+        return _failure(
+            kernel.func, tuple(sorted(kernel.keywords.items())), types, device, rehearses()
+        )
 
-    names, source = preferred(implementation)
-    if len(names) == 1:
-        (name,) = names
+    names, source = _preferred(implementation)
+    tried = names or (choice.implementation, "reference")
+    reasons = {}
+    for name in tried:
         reason = reason_against(name, device)
-        if reason:
+        if reason and len(names) == 1:
             raise NotImplementedError(f"{source}={name!r}: {reason}.")
-        return bound(name)(*arrays)
-    if names:
-        reasons = {}
-        for name in names:
-            if name == "reference":
-                return bound(name)(*arrays)
-            reason = reason_against(name, device)
-            if reason is None:
-                failed = failure(folder, name, function, options_of(name), arrays, device)
-                if failed is None or not failed.unsupported:
-                    return with_reference(name) if "reference" in names else bound(name)(*arrays)
-                reason = failed.reason
-            reasons[name] = reason
-        described = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise NotImplementedError(
-            f"{source} names no implementation of `{op}` that runs here. {described}."
-        )
-    chosen = choice.implementation
-    if chosen == "reference":
-        return bound(chosen)(*arrays)
-    reason = reason_against(chosen, device)
-    if reason:
-        raise ValueError(
-            f"{choice.place}: `implementation`={chosen!r} of `{op}`: {reason}. Remove the row."
-        )
-    failed = failure(folder, chosen, function, options_of(chosen), arrays, device)
-    if failed is None:
-        return with_reference(chosen)
-    if not failed.unsupported:
-        warnings.warn(
-            f"`{op}` uses plain JAX, because its kernel {chosen!r} does not work with JAX "
-            f"{jax.__version__} on {device.kind}: {failed.reason}. To silence this, set "
-            f"{VARIABLE}=reference.",
-            UserWarning,
-            stacklevel=2,
-        )
-    return bound("reference")(*arrays)
+        if reason and not names:
+            raise ValueError(
+                f"{choice.place}: `implementation`={name!r} of `{op}`: {reason}. Remove the row."
+            )
+        if name == "reference" or len(names) == 1:
+            return bound(name)(*arrays)
+        if reason is None:
+            reason, refused = failure(name) or (None, False)
+            if reason is None or (names and not refused):
+                if rehearses() or "reference" not in tried:
+                    return bound(name)(*arrays)
+                # A program for an accelerator may have parts that run on the host.
+                kernel = {PLATFORMS[name]: bound(name)}
+                return lax.platform_dependent(*arrays, **kernel, default=bound("reference"))
+            if not refused:
+                warnings.warn(
+                    f"`{op}` uses plain JAX, because its kernel {name!r} does not work with JAX "
+                    f"{jax.__version__} on {device.kind}: {reason}. To silence this, set "
+                    f"{VARIABLE}=reference.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        reasons[name] = reason
+    described = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise NotImplementedError(
+        f"{source} names no implementation of `{op}` that runs here. {described}."
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _identity(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+@_identity.defjvp
+def _no_gradient(
+    op: str, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> NoReturn:
+    raise TypeError(
+        f"`{op}` rounds, so it has no gradient. Take the gradient first and quantize it, or hide "
+        "the argument behind `jax.lax.stop_gradient`."
+    )
+
+
+def nondifferentiable(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the arrays; differentiating with respect to them raises TypeError that names `op`."""
+    return _identity(op, *arrays)

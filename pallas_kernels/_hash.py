@@ -11,6 +11,8 @@ seeds give different strides through the words, and different second seeds give 
 (The highest bit of :math:`k_0` has no effect.)
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -38,26 +40,14 @@ def bits(position: jax.Array, first_seed: jax.Array, second_seed: jax.Array) -> 
     return mix(position * stride(first_seed) + second_seed)
 
 
-def require_counter(shape: tuple[int, ...]) -> None:
-    """Raises if the positions of an array of this shape do not fit in the 32-bit counter.
-
-    Raises:
-      ValueError: If `shape` has 2**32 elements or more.
-    """
-    size = 1
-    for length in shape:
-        size *= length
-    if size >= 2**32:
-        raise ValueError(f"`shape`={shape} has 2**32 elements or more: split the leaf.")
-
-
 def positions(shape: tuple[int, ...]) -> jax.Array:
     """The position of each element in the flat array, uint32 of this shape.
 
     Raises:
       ValueError: If `shape` has 2**32 elements or more: the counter would wrap.
     """
-    require_counter(shape)
+    if math.prod(shape) >= 2**32:
+        raise ValueError(f"`shape`={shape} has 2**32 elements or more: split the leaf.")
     stride = 1
     position = jnp.zeros(shape, jnp.uint32)
     for axis in reversed(range(len(shape))):

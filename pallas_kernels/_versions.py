@@ -13,8 +13,8 @@ from jax.experimental.mosaic.gpu.fragmented_array import TiledLayout
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _vma
-from pallas_kernels._batches import in_launches
-from pallas_kernels._device import rehearses
+from pallas_kernels._blocks import in_launches
+from pallas_kernels._dispatch import rehearses
 
 MOVES_ROWS = hasattr(plgpu, "store")
 """Whether `by_rows` is supported: JAX 0.10 has no such copies from and to the memory of a GPU."""

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import block_float, count_sketch, exponential
-from pallas_kernels._dispatch import Implementation, Workload, observed
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels._measurements import Workload, observed
 from pallas_kernels.pack import pack, unpack
 from pallas_kernels.pack.reference import words
 from pallas_kernels.quantize import dequantize, quantize

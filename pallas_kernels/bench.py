@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pallas_kernels import _tuned
+from pallas_kernels import _measurements
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.benchmark import parts
 from pallas_kernels.benchmark.goals import measured_rows, read, verdicts
@@ -120,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tune:
         file = options.output / MEASURED
         found = measured_rows(measurements, device["kind"], options.output.name)
-        _tuned.write(file, found)
-        print(f"\n{len(found)} rows in {file}. To use them: {_tuned.VARIABLE}={file}")
+        _measurements.write(file, found)
+        print(f"\n{len(found)} rows in {file}. To use them: {_measurements.VARIABLE}={file}")
     bad = parts.bad_lines(record, chosen)
     left = "" if all_done else f" Something is left: the same with --output {options.output}."
     seconds = time.monotonic() - start

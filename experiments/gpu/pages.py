@@ -1,8 +1,9 @@
 """Writes what the committed records of GPUs say: `python -m experiments.gpu.pages`.
 
-It writes the table from which the package chooses kernels, the tables of docs/kernels.md, and, on
-every page that has it, the sentence about the devices that are measured. Records are the folders
-`experiments/records/gpu*`. Of two records of one kind of device, the later one counts.
+It writes the file from which the package chooses kernels, if it has rows, the tables of
+docs/kernels.md, and, on every page that has it, the sentence about the devices that are measured.
+Records are the folders `experiments/records/gpu*`. Of two records of one kind of device, the later
+one counts.
 """
 
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu.__main__ import ROOT
-from pallas_kernels import _tuned
+from pallas_kernels import _measurements
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
 from pallas_kernels.benchmark.ops import SIZES, TIMES
 from pallas_kernels.benchmark.record import METRICS, Record
@@ -206,11 +207,17 @@ def texts(root: Path, found: dict[str, Record]) -> dict[str, str]:
 def write(root: Path) -> list[str]:
     """Writes all of it; returns the paths that changed."""
     found = records(root)
-    before = {path: (root / path).read_bytes() for path in (*PAGES, DISPATCH)}
+    files = [root / path for path in (*PAGES, DISPATCH)]
+    before = [file.read_bytes() if file.exists() else None for file in files]
     for path, text in texts(root, found).items():
         (root / path).write_text(text, encoding="utf-8")
-    _tuned.write(root / DISPATCH, dispatch(found))
-    return [path for path, old in before.items() if (root / path).read_bytes() != old]
+    if rows := dispatch(found):
+        _measurements.write(root / DISPATCH, rows)
+    else:
+        (root / DISPATCH).unlink(missing_ok=True)
+    after = [file.read_bytes() if file.exists() else None for file in files]
+    pairs = zip((*PAGES, DISPATCH), before, after, strict=True)
+    return [path for path, old, new in pairs if old != new]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from jaxcomm.aggregation._rows import (
     split_coins,
     to_rows,
 )
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 CodecOf: TypeAlias = Callable[[Any], Codec]
 """From a budget to the codec of the rows that a worker with this budget sends."""

@@ -3,6 +3,7 @@
 Aggregators differ only in the exchange, which turns the workers' units into one mean.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
@@ -328,8 +329,9 @@ def coded_mean(
         codec = require_own_statistics(codec, "`scope`='tree'")
     axes, axis = _axis.names(axis_name), _axis.label(axis_name)
 
-    def divided(tree: PyTree) -> _units.Split:
-        return _units.split(tree, scope, capacity, layout=codec.layout, stacks=stacks)
+    divided = functools.partial(
+        _units.split, scope=scope, bucket_bytes=capacity, layout=codec.layout, stacks=stacks
+    )
 
     def codec_for(unit: Unit) -> Codec:
         return stacked(codec) if unit.form == "stacked" else codec
@@ -403,7 +405,7 @@ def coded_mean(
         coins = _noise.coins_of_units(
             _noise.placed_key(state.key, axis_name, updates),
             state.step if redraws else jnp.zeros_like(state.step),
-            1 + max(max(unit.coins) for unit in units),
+            1 + max([max(unit.coins) for unit in units]),
             _axis.index(all_axes),
         )
         filled = [number for number, x in enumerate(arrays) if x.size]

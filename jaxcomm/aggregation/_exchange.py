@@ -241,7 +241,7 @@ def reduce_statistics(
     arrays.append(jnp.where(finite, 0.0, 1.0).astype(jnp.float32))
     kind_of.append("sum" if "sum" in kind_of and "max" not in kind_of else "max")
     reduced = list(arrays)
-    for kind in dict.fromkeys(kind for kind in kind_of if kind != "equal"):
+    for kind in dict.fromkeys([kind for kind in kind_of if kind != "equal"]):
         members = [i for i, other in enumerate(kind_of) if other == kind]
         vector, split = to_vector([arrays[i] for i in members])
         combined = _ACROSS_WORKERS[kind](vector, axis_name)

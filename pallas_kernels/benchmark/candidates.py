@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import _dispatch
-from pallas_kernels._configs import Fields
-from pallas_kernels._probe import config_class
-from pallas_kernels._tuned import use
+from pallas_kernels._configs import Fields, class_of
+from pallas_kernels._measurements import Measured, use
 from pallas_kernels.arg_specs import Row
 from pallas_kernels.benchmark import torch_equivalents
 from pallas_kernels.benchmark.timing import Candidate
@@ -53,7 +52,8 @@ def variants(row: Row, session: Session) -> list[Variant]:
         workload = row.workload(1)
         kind = None
         if session.tune and name != "reference" and workload is not None:
-            kind = config_class(*_split(row.op, name))
+            folder, function = row.op.split(".")
+            kind = class_of(_dispatch.load(folder, name, function), folder, name)
         if kind is None or workload is None:
             found.append(Variant(name))
         else:
@@ -62,18 +62,13 @@ def variants(row: Row, session: Session) -> list[Variant]:
     return found
 
 
-def _split(op: str, name: str) -> tuple[str, str, str]:
-    folder, function = op.split(".")
-    return folder, name, function
-
-
 def function(row: Row, size: int, variant: Variant, session: Session) -> Callable[..., Any]:
     """The call of a row in this variant, as a function of the arguments alone."""
     name: Any = variant.name
     call = row.function(size, name)
     if not variant.config:
         return call
-    measured = _dispatch.Measured(
+    measured = Measured(
         row.op, session.device.kind, 0, name, "", config=variant.config, place="A candidate"
     )
 

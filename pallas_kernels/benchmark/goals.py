@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pallas_kernels._configs import Fields
-from pallas_kernels._dispatch import Measured, Workload
+from pallas_kernels._measurements import Measured, Workload
 from pallas_kernels.arg_specs import ROWS, Row
 
 LARGE = 2**26

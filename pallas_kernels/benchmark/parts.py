@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _device, _tuned
+from pallas_kernels import _dispatch, _measurements
 from pallas_kernels.benchmark.candidates import Session
 from pallas_kernels.benchmark.record import Record
 
@@ -133,8 +133,8 @@ def child(parts: Mapping[str, Tasks], arguments: Sequence[str] | None = None) ->
     options = given.options
     rehearse, most = options.get("rehearse", False), options.get("most")
     # No file of earlier measurements decides what is measured now.
-    with _device.rehearsal(rehearse), _tuned.use(()):
-        device = _device.target()
+    with _dispatch.rehearsal(rehearse), _measurements.use(()):
+        device = _dispatch.target()
         samples = options.get("samples") or SAMPLES[size_class(device.platform, rehearse)]
         session = Session(device, samples, rehearse, options.get("tune", False))
         record = Record(given.record)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_kernels.arg_specs import SKETCH_ROWS, columns_for
-from pallas_kernels.block_float.formats import FORMATS
+from pallas_kernels.block_float.reference import FORMATS
 
 Build = Callable[[Any, int], Callable[[], Any]]
 

@@ -6,10 +6,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _dispatch, _hash
-from pallas_kernels._checks import nondifferentiable, require, require_seeds
-from pallas_kernels._dispatch import Implementation
-from pallas_kernels.block_float.formats import FORMATS
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Implementation, nondifferentiable
+from pallas_kernels.block_float.reference import FORMATS
 
 Element = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 
@@ -17,10 +16,8 @@ BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)
 
 
 def _require_block_size(block_size: int) -> None:
-    require(
-        isinstance(block_size, numbers.Integral) and block_size in BLOCK_SIZES,
-        f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.",
-    )
+    if not isinstance(block_size, numbers.Integral) or block_size not in BLOCK_SIZES:
+        raise ValueError(f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.")
 
 
 def encode(
@@ -83,14 +80,13 @@ def encode(
       Rouhani et al., `Microscaling Data Formats for Deep Learning
       <https://arxiv.org/abs/2310.10537>`_, 2023. The paper rounds scales down and clips.
     """
-    require(
-        x.dtype in (jnp.float32, jnp.bfloat16), f"`x` must be float32 or bfloat16, got {x.dtype}."
-    )
-    require(dtype in FORMATS, f"`dtype` must be one of {tuple(FORMATS)}, got {dtype!r}.")
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"`x` must be float32 or bfloat16, got {x.dtype}.")
+    if dtype not in FORMATS:
+        raise ValueError(f"`dtype` must be one of {tuple(FORMATS)}, got {dtype!r}.")
     _require_block_size(block_size)
-    _hash.require_counter((-(-x.size // block_size) * block_size,))
-    if seeds is not None:
-        require_seeds(seeds)
+    if seeds is not None and (seeds.dtype != jnp.uint32 or seeds.shape != (2,)):
+        raise ValueError(f"`seeds` must be uint32[2], got {seeds.dtype}{list(seeds.shape)}.")
     (x,) = nondifferentiable("block_float.encode", x)
     elements, exponents = _dispatch.run(
         "block_float",
@@ -131,17 +127,14 @@ def decode(elements: jax.Array, exponents: jax.Array, *, block_size: int = 32) -
       [6.0, -2.0]
     """
     _require_block_size(block_size)
-    require(
-        elements.dtype.name in FORMATS,
-        f"`elements` must be one of {tuple(FORMATS)}, got {elements.dtype}.",
-    )
-    _hash.require_counter(elements.shape)
+    if elements.dtype.name not in FORMATS:
+        raise ValueError(f"`elements` must be one of {tuple(FORMATS)}, got {elements.dtype}.")
     expected = (-(-elements.size // block_size),)
-    require(
-        exponents.dtype == jnp.uint8 and exponents.shape == expected,
-        f"`exponents` must be uint8{list(expected)} for {elements.size} elements in blocks of "
-        f"{block_size}, got {exponents.dtype}{list(exponents.shape)}.",
-    )
+    if exponents.dtype != jnp.uint8 or exponents.shape != expected:
+        raise ValueError(
+            f"`exponents` must be uint8{list(expected)} for {elements.size} elements in blocks of "
+            f"{block_size}, got {exponents.dtype}{list(exponents.shape)}."
+        )
     decoded: jax.Array = _dispatch.run(
         "block_float",
         "decode",

@@ -17,13 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._batches import unless_batched
-from pallas_kernels._checks import require, require_int32
+from pallas_kernels._blocks import by_pieces, require_int32, unless_batched
 from pallas_kernels._configs import Config as _Config
 from pallas_kernels._configs import require_field
-from pallas_kernels._pieces import by_pieces
 from pallas_kernels.block_float import reference
-from pallas_kernels.block_float.formats import FORMATS
 
 WARPS, LANES = 4, 32
 
@@ -58,10 +55,10 @@ class Config(_Config):
     def require_for(self, dtype: jax.typing.DTypeLike) -> None:
         """Raises ValueError if a lane would read more than 16 bytes at once."""
         dtype = jnp.dtype(dtype)
-        require(
-            self.vector * dtype.itemsize <= 16,
-            f"`vector`={self.vector} of {dtype} is more than the 16 bytes of a read.",
-        )
+        if self.vector * dtype.itemsize > 16:
+            raise ValueError(
+                f"`vector`={self.vector} of {dtype} is more than the 16 bytes of a read."
+            )
 
     def tile(self, block_size: int) -> tuple[int, int]:
         """Rows that lanes of a warp hold side by side, and the columns that they hold of each."""
@@ -89,7 +86,7 @@ def _encode_rows(
     stochastic: bool,
     interpret: Any,
 ) -> None:
-    form, shape = FORMATS[dtype], (rows, block_size)
+    form, shape = reference.FORMATS[dtype], (rows, block_size)
     loaded = _versions.load_rows(x_ref, first, shape, interpret)
     tile = config.tile(block_size)
     x = _versions.by_rows(loaded, *tile, config.vector, interpret).astype(jnp.float32)

@@ -19,7 +19,6 @@ from pallas_kernels import _hash, _vma
 from pallas_kernels._configs import Config as _Config
 from pallas_kernels._configs import require_field
 from pallas_kernels.block_float import reference
-from pallas_kernels.block_float.formats import FORMATS
 
 LANES = 128
 
@@ -62,7 +61,7 @@ def _encode_kernel(
     block_size: int,
     stochastic: bool,
 ) -> None:
-    form = FORMATS[dtype]
+    form = reference.FORMATS[dtype]
     shape = (LANES, LANES)
     row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
     lane = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)

@@ -4,22 +4,69 @@ Scales are powers of two, so products with them are exact. A word has an element
 bits, and the digits that rounding drops below them: those of a float are the bits of the float32
 number, shifted. Numbers of a few digits are added in float32, correctly rounded on every backend.
 Therefore every backend returns the same bytes.
+
+A format of one element is a sign and a magnitude of 7 bits:
+
+.. math:: |y| = n\, 2^{q}, \qquad q = \max(\lfloor \log_2 |y| \rfloor, e_{\min}) - m
+
+with n below :math:`2^{m + 1}`. For floats, m is the number of mantissa bits. int8 has one exponent
+only, so :math:`q = 0`. The 7 bits of a float are :math:`(q - q_{\min}) 2^m + n`, which holds for
+subnormal numbers too, and where rounding n up carries into the exponent.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash
-from pallas_kernels.block_float.formats import FORMATS, Format
 
 DIGITS = 24  # Binary digits of a word after its byte.
 INFINITE = 0x7F800000  # The word of infinity; those of NaN are larger.
 SMALLEST_NORMAL = 0x00800000
 SIGN = -(2**31)
 NONFINITE = 255  # The exponent of a block with a NaN or an infinity; it decodes to NaN.
+
+
+class Format(NamedTuple):
+    """One element of 8 bits."""
+
+    largest: float  # The largest finite magnitude.
+    mantissa: int  # m, binary digits after the leading one.
+    least: int  # e_min, the exponent of the smallest normal number.
+    is_integer: bool  # Negative numbers in two's complement; else bit 7 is the sign.
+
+    @property
+    def most(self) -> int:
+        """The exponent of `largest`."""
+        return math.frexp(self.largest)[1] - 1
+
+    @property
+    def fraction(self) -> int:
+        """The 23 digits of `largest` after the leading one."""
+        return round((self.largest / 2.0**self.most - 1) * 2**23)
+
+    def error(self, block_size: int) -> float:
+        r"""A bound on the squared error of a block, relative to the squares of its numbers.
+
+        .. math:: \omega = 4^{-m - 1} + \frac{b u^2}{L^2}
+
+        for the distance u of the smallest numbers and the largest number L. Half of L is below the
+        largest magnitude of each block, after scaling. int8 has the second term only.
+        """
+        step = 2.0 ** (self.least - self.mantissa)
+        relative = 0.0 if self.is_integer else 4.0 ** -(self.mantissa + 1)
+        return relative + block_size * step**2 / self.largest**2
+
+
+FORMATS: dict[str, Format] = {
+    "int8": Format(127.0, 6, 6, True),
+    "float8_e4m3fn": Format(448.0, 3, -6, False),
+    "float8_e5m2": Format(57344.0, 2, -14, False),
+}
+"""The formats by the name of their dtype."""
 
 
 def magnitudes(x: jax.Array) -> jax.Array:

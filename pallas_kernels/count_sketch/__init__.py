@@ -2,6 +2,6 @@
 
 from pallas_kernels.count_sketch.api import decode, encode, round_columns
 from pallas_kernels.count_sketch.elements import locations
-from pallas_kernels.count_sketch.estimate import ESTIMATES
+from pallas_kernels.count_sketch.reference import ESTIMATES
 
 __all__ = ["ESTIMATES", "decode", "encode", "locations", "round_columns"]

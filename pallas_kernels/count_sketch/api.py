@@ -1,19 +1,21 @@
 """Count-sketch of an array, and estimates of the coordinates from it."""
 
+import functools
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _hash, _vma
-from pallas_kernels._checks import require, require_seeds
+from pallas_kernels import _dispatch, _vma
 from pallas_kernels._dispatch import Implementation
-from pallas_kernels.count_sketch import elements, linear, reference
+from pallas_kernels.count_sketch import elements, reference
 from pallas_kernels.count_sketch.tiling import MOST_PLANES, PLANE
 
 Hashing = Literal["tiles", "elements"]
 Estimate = Literal["mean", "median"]
+
+MOST_ROWS_OF_KERNELS = 9  # For decoding.
 
 
 def round_columns(columns: int) -> int:
@@ -35,33 +37,115 @@ def round_columns(columns: int) -> int:
       >>> count_sketch.round_columns(1), count_sketch.round_columns(100_000)
       (1024, 102400)
     """
-    require(columns >= 1, f"`columns` must be at least 1, got {columns}.")
+    if columns < 1:
+        raise ValueError(f"`columns` must be at least 1, got {columns}.")
     planes = MOST_PLANES
     while planes > 1 and columns < 16 * planes * PLANE:
         planes //= 2
     return -(-columns // (planes * PLANE)) * planes * PLANE
 
 
-def _require_columns(rows: int, columns: int, hashing: str) -> None:
-    require(
-        hashing in get_args(Hashing),
-        f"`hashing` must be one of {get_args(Hashing)}, got {hashing!r}.",
-    )
-    elements.require_table(rows, columns)
-    below = columns // PLANE * PLANE
-    nearest = below + PLANE if columns - below > PLANE // 2 or not below else below
-    require(
-        hashing == "elements" or columns % PLANE == 0,
-        f'`columns` must be a multiple of {PLANE} for `hashing`="tiles", got {columns}: the '
-        f'nearest is {nearest}, and any number is allowed for `hashing`="elements".',
-    )
+def _require_table(seeds: jax.Array, rows: int, columns: int, hashing: str) -> None:
+    if hashing not in get_args(Hashing):
+        raise ValueError(f"`hashing` must be one of {get_args(Hashing)}, got {hashing!r}.")
+    elements.require_table(seeds, rows, columns)
+    if hashing == "tiles" and columns % PLANE:
+        below = columns // PLANE * PLANE
+        nearest = below + PLANE if columns - below > PLANE // 2 or not below else below
+        raise ValueError(
+            f'`columns` must be a multiple of {PLANE} for `hashing`="tiles", got {columns}: the '
+            f'nearest is {nearest}, and any number is allowed for `hashing`="elements".'
+        )
 
 
 def _require_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> None:
-    require(
-        mask is None or (mask.dtype == jnp.bool_ and mask.shape == shape),
-        f"`mask` must be bool{list(shape)}, got {jax.typeof(mask) if mask is not None else None}.",
-    )
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != shape):
+        raise ValueError(f"`mask` must be bool{list(shape)}, got {jax.typeof(mask)}.")
+
+
+def _run(
+    function: str,
+    hashing: str,
+    implementation: Any,
+    size: int,
+    *arrays: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """Runs `function` of `hashing`; only tiles, and not too many rows, have kernels."""
+    if hashing == "elements":
+        _dispatch.require_reference(
+            implementation,
+            'has no kernel for `hashing`="elements": Mosaic GPU has no atomic addition at indices, '
+            'and Mosaic TPU has no scatter. Use `hashing`="tiles".',
+        )
+        result: jax.Array = getattr(elements, function)(*arrays, **options)
+        return result
+    rows = arrays[0].shape[0] if function == "decode" else 1
+    if rows > MOST_ROWS_OF_KERNELS:
+        _dispatch.require_reference(
+            implementation,
+            f"decodes at most {MOST_ROWS_OF_KERNELS} rows, got {rows}: use fewer rows or "
+            "`implementation`='reference'.",
+        )
+        implementation = "reference"
+    result = _dispatch.run("count_sketch", function, implementation, size, *arrays, **options)
+    return result
+
+
+# Up to a factor, each op is the transpose of the other.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _encode(x: jax.Array, seeds: jax.Array, options: Any) -> jax.Array:
+    """See `encode`; `options` are rows, columns, hashing, implementation."""
+    rows, columns, hashing, implementation = options
+    sizes = {"rows": rows, "columns": columns}
+    return _run("encode", hashing, implementation, x.size, x, seeds, **sizes)
+
+
+def _encode_forward(x: jax.Array, seeds: jax.Array, options: Any) -> Any:
+    return _encode(x, seeds, options), (seeds, jnp.zeros_like(x, shape=(0, *x.shape)))
+
+
+def _encode_backward(options: Any, saved: Any, cotangent: jax.Array) -> Any:
+    seeds, empty = saved
+    if empty.dtype == jnp.int32:
+        return None, None
+    _, _, hashing, implementation = options
+    sums = _decode(cotangent, seeds, (empty.shape[1:], "sum", hashing, implementation))
+    return sums.astype(empty.dtype), None
+
+
+_encode.defvjp(_encode_forward, _encode_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _decode(table: jax.Array, seeds: jax.Array, options: Any) -> jax.Array:
+    """See `decode`; `options` are shape, estimate (or "sum"), hashing, implementation."""
+    shape, estimate, hashing, implementation = options
+    size = math.prod(shape)
+    options = {"shape": shape, "estimate": estimate}
+    return _run("decode", hashing, implementation, size, table, seeds, **options)
+
+
+def _decode_forward(table: jax.Array, seeds: jax.Array, options: Any) -> Any:
+    if options[1] == "median":
+        raise TypeError(
+            '`count_sketch.decode` with `estimate`="median" has no gradient. Use "mean", or hide '
+            "the table behind `jax.lax.stop_gradient`."
+        )
+    return _decode(table, seeds, options), (seeds, jnp.zeros_like(table, shape=(0, *table.shape)))
+
+
+def _decode_backward(options: Any, saved: Any, cotangent: jax.Array) -> Any:
+    seeds, empty = saved
+    _, estimate, hashing, implementation = options
+    _, rows, columns = empty.shape
+    if empty.dtype == jnp.int32:
+        return None, None
+    table = _encode(cotangent, seeds, (rows, columns, hashing, implementation))
+    return table if estimate == "sum" else table * jnp.float32(1 / rows), None
+
+
+_decode.defvjp(_decode_forward, _decode_backward)
 
 
 def encode(
@@ -157,14 +241,10 @@ def encode(
       functions that are provably pairwise independent. The hashes here are mixing functions, and
       tests check them. The tiles are not in the paper.
     """
-    require(
-        x.dtype in (jnp.float32, jnp.bfloat16, jnp.int32),
-        f"`x` must be float32, bfloat16 or int32, got {x.dtype}.",
-    )
-    require_seeds(seeds)
-    _require_columns(rows, columns, hashing)
+    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.int32):
+        raise ValueError(f"`x` must be float32, bfloat16 or int32, got {x.dtype}.")
+    _require_table(seeds, rows, columns, hashing)
     _require_mask(mask, x.shape)
-    _hash.require_counter(x.shape)
     if mask is not None:
         x = jnp.where(mask, x, 0)
     x, seeds = _vma.equally_varying(x, seeds)
@@ -173,7 +253,7 @@ def encode(
             jnp.zeros((rows, columns), reference.accumulator(x.dtype)), x
         )
         return table
-    return linear.encode(x, seeds, (rows, columns, hashing, implementation))
+    return _encode(x, seeds, (rows, columns, hashing, implementation))
 
 
 def decode(
@@ -231,24 +311,21 @@ def decode(
       >>> count_sketch.decode(table, seeds, shape=(4,), mask=mask, hashing="elements").tolist()
       [0.0, 0.0, 2.0, 3.0]
     """
-    require(
-        table.ndim == 2 and table.dtype in (jnp.float32, jnp.int32),
-        f"`table` must be float32 or int32 [rows, columns], got {table.dtype}{list(table.shape)}.",
-    )
-    require(
-        estimate in get_args(Estimate),
-        f"`estimate` must be one of {get_args(Estimate)}, got {estimate!r}.",
-    )
-    require_seeds(seeds)
+    if table.ndim != 2 or table.dtype not in (jnp.float32, jnp.int32):
+        raise ValueError(
+            "`table` must be float32 or int32 [rows, columns], got "
+            f"{table.dtype}{list(table.shape)}."
+        )
+    if estimate not in get_args(Estimate):
+        raise ValueError(f"`estimate` must be one of {get_args(Estimate)}, got {estimate!r}.")
     rows, columns = table.shape
-    _require_columns(rows, columns, hashing)
+    _require_table(seeds, rows, columns, hashing)
     shape = tuple(shape)
     _require_mask(mask, shape)
-    _hash.require_counter(shape)
     table, seeds = _vma.equally_varying(table, seeds)
     if math.prod(shape) == 0:
         dtype = table.dtype if estimate == "median" else jnp.float32
         (empty, _) = _vma.equally_varying(jnp.zeros(shape, dtype), table)
         return empty
-    result = linear.decode(table, seeds, (shape, estimate, hashing, implementation))
+    result = _decode(table, seeds, (shape, estimate, hashing, implementation))
     return result if mask is None else jnp.where(mask, result, 0)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash, _vma
-from pallas_kernels._checks import require, require_seeds
-from pallas_kernels.count_sketch.estimate import ESTIMATES
+from pallas_kernels.count_sketch.reference import ESTIMATES
 from pallas_kernels.count_sketch.tiling import below
 
 SMALLEST_NORMAL = 2.0**-126
@@ -34,10 +33,14 @@ def _locate(
     return below(word, columns).astype(jnp.int32), (word & 1) != 0
 
 
-def require_table(rows: int, columns: int) -> None:
-    """Raises unless a table may have these numbers of rows and columns."""
-    require(1 <= rows <= MOST_ROWS, f"`rows` must be in [1, {MOST_ROWS}], got {rows}.")
-    require(1 <= columns < 2**31, f"`columns` must be in [1, 2**31), got {columns}.")
+def require_table(seeds: jax.Array, rows: int, columns: int) -> None:
+    """Raises unless a table may have these seeds and numbers of rows and columns."""
+    if seeds.dtype != jnp.uint32 or seeds.shape != (2,):
+        raise ValueError(f"`seeds` must be uint32[2], got {seeds.dtype}{list(seeds.shape)}.")
+    if not 1 <= rows <= MOST_ROWS:
+        raise ValueError(f"`rows` must be in [1, {MOST_ROWS}], got {rows}.")
+    if not 1 <= columns < 2**31:
+        raise ValueError(f"`columns` must be in [1, 2**31), got {columns}.")
 
 
 def locations(
@@ -71,12 +74,11 @@ def locations(
       >>> int(sign[0, 0] * table[0, column[0, 0]])
       5
     """
-    require_seeds(seeds)
-    require_table(rows, columns)
-    require(
-        indices.ndim == 1 and indices.dtype in (jnp.int32, jnp.uint32),
-        f"`indices` must be int32[k] or uint32[k], got {indices.dtype}{list(indices.shape)}.",
-    )
+    require_table(seeds, rows, columns)
+    if indices.ndim != 1 or indices.dtype not in (jnp.int32, jnp.uint32):
+        raise ValueError(
+            f"`indices` must be int32[k] or uint32[k], got {indices.dtype}{list(indices.shape)}."
+        )
     position = indices.astype(jnp.uint32)
     located = [_locate(position, seeds, row, columns) for row in range(rows)]
     signs = jnp.stack([jnp.where(negative, -1, 1) for _, negative in located])

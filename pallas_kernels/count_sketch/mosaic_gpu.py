@@ -25,8 +25,7 @@ from pallas_kernels import _versions
 from pallas_kernels._configs import Config as _Config
 from pallas_kernels._configs import require_field
 from pallas_kernels.count_sketch import tiling
-from pallas_kernels.count_sketch.estimate import ESTIMATES
-from pallas_kernels.count_sketch.reference import accumulator
+from pallas_kernels.count_sketch.reference import ESTIMATES, accumulator
 from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Move, Tiling
 
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _vma
 from pallas_kernels.count_sketch import tiling
-from pallas_kernels.count_sketch.estimate import ESTIMATES
+from pallas_kernels.count_sketch.reference import ESTIMATES
 from pallas_kernels.count_sketch.tiling import (
     LANES,
     SIGNED_TOGETHER,

@@ -3,23 +3,27 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _dispatch, _hash
-from pallas_kernels._checks import nondifferentiable, require, require_scalar, require_seeds
-from pallas_kernels._dispatch import Implementation
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Implementation, nondifferentiable
 
 MOST_HEADROOM = 62  # The factor of the largest scale is a normal number.
 
 
-def _require_headroom(headroom: int) -> None:
-    require(
-        1 <= headroom <= MOST_HEADROOM,
-        f"`headroom` must be in [1, {MOST_HEADROOM}], got {headroom}.",
-    )
+def _require_scale(scale: jax.Array, headroom: int) -> None:
+    if scale.dtype != jnp.float32 or scale.shape:
+        raise ValueError(f"`scale` must be float32[], got {scale.dtype}{list(scale.shape)}.")
+    if not 1 <= headroom <= MOST_HEADROOM:
+        raise ValueError(f"`headroom` must be in [1, {MOST_HEADROOM}], got {headroom}.")
+
+
+def _require_seeds(seeds: jax.Array) -> None:
+    if seeds.dtype != jnp.uint32 or seeds.shape != (2,):
+        raise ValueError(f"`seeds` must be uint32[2], got {seeds.dtype}{list(seeds.shape)}.")
 
 
 def _require_codes(name: str, codes: jax.Array) -> None:
-    require(codes.dtype == jnp.uint8, f"`{name}` must be uint8, got {codes.dtype}.")
-    _hash.require_counter(codes.shape)
+    if codes.dtype != jnp.uint8:
+        raise ValueError(f"`{name}` must be uint8, got {codes.dtype}.")
 
 
 def encode(
@@ -77,13 +81,10 @@ def encode(
       Horvath et al., `Natural Compression <https://arxiv.org/abs/1905.10988>`_, 2019.
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
     """
-    require(
-        x.dtype in (jnp.float32, jnp.bfloat16), f"`x` must be float32 or bfloat16, got {x.dtype}."
-    )
-    require_scalar("scale", scale)
-    require_seeds(seeds)
-    _require_headroom(headroom)
-    _hash.require_counter(x.shape)
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"`x` must be float32 or bfloat16, got {x.dtype}.")
+    _require_scale(scale, headroom)
+    _require_seeds(seeds)
     return _dispatch.run(
         "exponential",
         "encode",
@@ -132,9 +133,9 @@ def decode(
       [1.5, -0.375, 0.0]
     """
     _require_codes("codes", codes)
-    require_scalar("scale", scale)
-    _require_headroom(headroom)
-    require(count >= 1, f"`count` must be at least 1, got {count}.")
+    _require_scale(scale, headroom)
+    if count < 1:
+        raise ValueError(f"`count` must be at least 1, got {count}.")
     return _dispatch.run(
         "exponential",
         "decode",
@@ -190,8 +191,7 @@ def add(
     """
     _require_codes("a", a)
     _require_codes("b", b)
-    require(
-        a.shape == b.shape, f"`a` and `b` must have the same shape, got {a.shape} and {b.shape}."
-    )
-    require_seeds(seeds)
+    if a.shape != b.shape:
+        raise ValueError(f"`a` and `b` must have the same shape, got {a.shape} and {b.shape}.")
+    _require_seeds(seeds)
     return _dispatch.run("exponential", "add", implementation, a.size, a, b, seeds)

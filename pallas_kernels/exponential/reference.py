@@ -10,12 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash
-from pallas_kernels._division import divide
+from pallas_kernels.quantize.reference import SMALLEST_NORMAL, divide
 
 SIGN = 0x80
 EXPONENT = 0x7F
-
-SMALLEST_NORMAL = 2.0**-126
 
 
 def factors(scale: jax.Array, headroom: int) -> tuple[jax.Array, jax.Array]:

@@ -5,8 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _dispatch, _hash
-from pallas_kernels._checks import require
+from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Implementation
 from pallas_kernels.pack.reference import words
 
@@ -17,7 +16,8 @@ DTYPES = (jnp.bool, jnp.uint8, jnp.uint32)
 
 
 def _require_width(bits: int) -> None:
-    require(bits in WIDTHS, f"`bits` must be in [1, 16], or 32, got {bits}.")
+    if bits not in WIDTHS:
+        raise ValueError(f"`bits` must be in [1, 16], or 32, got {bits}.")
 
 
 def bits_for_sum(largest: int, workers: int) -> int:
@@ -40,14 +40,15 @@ def bits_for_sum(largest: int, workers: int) -> int:
       >>> bits_for_sum(1, workers=8), bits_for_sum(254, workers=2)
       (4, 9)
     """
-    require(largest >= 1, f"`largest` must be at least 1, got {largest}.")
-    require(workers >= 1, f"`workers` must be at least 1, got {workers}.")
+    for name, value in (("largest", largest), ("workers", workers)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
     sum_bits = (largest * workers).bit_length()
-    require(
-        sum_bits <= WIDTHS[-1],
-        f"`largest`={largest} over `workers`={workers} sums to {largest * workers}, which does not "
-        "fit in 32 bits.",
-    )
+    if sum_bits > WIDTHS[-1]:
+        raise ValueError(
+            f"`largest`={largest} over `workers`={workers} sums to {largest * workers}, which does "
+            "not fit in 32 bits."
+        )
     return min(width for width in WIDTHS if width >= sum_bits)
 
 
@@ -90,10 +91,8 @@ def pack(
       [2, 4, 6]
     """
     _require_width(bits)
-    require(
-        numbers.dtype in DTYPES, f"`numbers` must be bool, uint8 or uint32, got {numbers.dtype}."
-    )
-    _hash.require_counter(numbers.shape)
+    if numbers.dtype not in DTYPES:
+        raise ValueError(f"`numbers` must be bool, uint8 or uint32, got {numbers.dtype}.")
     return _dispatch.run("pack", "pack", implementation, numbers.size, numbers, bits=bits)
 
 
@@ -131,14 +130,13 @@ def unpack(
       [1, 2, 3]
     """
     _require_width(bits)
-    _hash.require_counter(shape)
     size = math.prod(shape)
     expected = (words(size, bits),)
-    require(
-        packed.dtype == jnp.uint32 and packed.shape == expected,
-        f"`packed` must be uint32{list(expected)} for `bits`={bits} and `shape`={shape}, "
-        f"got {packed.dtype}{list(packed.shape)}.",
-    )
+    if packed.dtype != jnp.uint32 or packed.shape != expected:
+        raise ValueError(
+            f"`packed` must be uint32{list(expected)} for `bits`={bits} and `shape`={shape}, "
+            f"got {packed.dtype}{list(packed.shape)}."
+        )
     return _dispatch.run(
         "pack", "unpack", implementation, size, packed, bits=bits, shape=tuple(shape)
     )

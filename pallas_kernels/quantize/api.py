@@ -8,24 +8,29 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _dispatch, _hash
-from pallas_kernels._checks import nondifferentiable, require, require_scalar, require_seeds
-from pallas_kernels._dispatch import Implementation
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Implementation, nondifferentiable
 from pallas_kernels.pack.reference import words
+from pallas_kernels.quantize.reference import DTYPES
 
 WIDTHS = (*range(2, 17), 32)
 MOST_LEVELS = 2**24 - 1  # float32 represents all integers up to this number exactly.
 
 
-def _require_field(levels: int, bits: int, count: int) -> None:
-    require(bits in WIDTHS, f"`bits` must be in [2, 16], or 32, got {bits}.")
-    require(1 <= levels <= MOST_LEVELS, f"`levels` must be in [1, {MOST_LEVELS}], got {levels}.")
-    require(count >= 1, f"`count` must be at least 1, got {count}.")
-    require(
-        2 * count * levels < 2**bits,
-        f"`bits`={bits} cannot hold the sum of {count} codes of `levels`={levels}: "
-        f"2 * {count} * {levels} is not below 2**{bits}.",
-    )
+def _require_field(scale: jax.Array, levels: int, bits: int, count: int) -> None:
+    if scale.dtype != jnp.float32 or scale.shape:
+        raise ValueError(f"`scale` must be float32[], got {scale.dtype}{list(scale.shape)}.")
+    if bits not in WIDTHS:
+        raise ValueError(f"`bits` must be in [2, 16], or 32, got {bits}.")
+    if not 1 <= levels <= MOST_LEVELS:
+        raise ValueError(f"`levels` must be in [1, {MOST_LEVELS}], got {levels}.")
+    if count < 1:
+        raise ValueError(f"`count` must be at least 1, got {count}.")
+    if 2 * count * levels >= 2**bits:
+        raise ValueError(
+            f"`bits`={bits} cannot hold the sum of {count} codes of `levels`={levels}: "
+            f"2 * {count} * {levels} is not below 2**{bits}."
+        )
 
 
 @overload
@@ -120,19 +125,18 @@ def quantize(
     References:
       Xin et al., `Global-QSGD <https://arxiv.org/abs/2305.18627>`_, 2023.
     """
-    require(
-        x.dtype in (jnp.float32, jnp.bfloat16), f"`x` must be float32 or bfloat16, got {x.dtype}."
-    )
-    require_scalar("scale", scale)
-    require_seeds(seeds)
-    _require_field(levels, bits, 1)
-    _hash.require_counter(x.shape)
-    require(
-        added is None or (added.dtype in (jnp.float32, jnp.bfloat16) and added.shape == x.shape),
-        f"`added` must be float32 or bfloat16 {list(x.shape)}, got "
-        f"{jax.typeof(added) if added is not None else None}.",
-    )
-    require(divisor > 0, f"`divisor` must be positive, got {divisor}.")
+    floats = (jnp.float32, jnp.bfloat16)
+    if x.dtype not in floats:
+        raise ValueError(f"`x` must be float32 or bfloat16, got {x.dtype}.")
+    if seeds.dtype != jnp.uint32 or seeds.shape != (2,):
+        raise ValueError(f"`seeds` must be uint32[2], got {seeds.dtype}{list(seeds.shape)}.")
+    _require_field(scale, levels, bits, 1)
+    if added is not None and (added.dtype not in floats or added.shape != x.shape):
+        raise ValueError(
+            f"`added` must be float32 or bfloat16 {list(x.shape)}, got {jax.typeof(added)}."
+        )
+    if not divisor > 0:
+        raise ValueError(f"`divisor` must be positive, got {divisor}.")
     x, scale, *more = nondifferentiable("quantize", x, scale, *([] if added is None else [added]))
     results = _dispatch.run(
         "quantize",
@@ -209,26 +213,20 @@ def dequantize(
       >>> dequantize(codes[0] + codes[1], scale, levels=1, bits=4, shape=(2,), count=2).tolist()
       [1.0, -0.5]
     """
-    require_scalar("scale", scale)
-    _require_field(levels, bits, count)
-    _hash.require_counter(shape)
-    size = math.prod(shape)
-    narrow = bits in (8, 32)
-    dtype = {8: jnp.int8, 32: jnp.int32}.get(bits, jnp.uint32)
-    expected = tuple(shape) if narrow else (words(size, bits),)
-    require(
-        codes.dtype == dtype and codes.shape == expected,
-        f"`codes` must be {jnp.dtype(dtype).name}{list(expected)} for `bits`={bits} and "
-        f"`shape`={shape}, got {codes.dtype}{list(codes.shape)}.",
-    )
-    floats = [scale]
-    if accumulate is not None:
-        require(
-            accumulate.dtype == jnp.float32 and accumulate.shape == tuple(shape),
-            f"`accumulate` must be float32{list(shape)}, "
-            f"got {accumulate.dtype}{list(accumulate.shape)}.",
+    _require_field(scale, levels, bits, count)
+    shape, size = tuple(shape), math.prod(shape)
+    dtype = jnp.dtype(DTYPES.get(bits, jnp.uint32))
+    expected = shape if bits in DTYPES else (words(size, bits),)
+    if codes.dtype != dtype or codes.shape != expected:
+        raise ValueError(
+            f"`codes` must be {dtype.name}{list(expected)} for `bits`={bits} and `shape`={shape}, "
+            f"got {codes.dtype}{list(codes.shape)}."
         )
-        floats.append(accumulate)
+    if accumulate is not None and (accumulate.dtype != jnp.float32 or accumulate.shape != shape):
+        raise ValueError(
+            f"`accumulate` must be float32{list(shape)}, "
+            f"got {accumulate.dtype}{list(accumulate.shape)}."
+        )
     run = functools.partial(
         _dispatch.run,
         "quantize",
@@ -238,6 +236,6 @@ def dequantize(
         levels=levels,
         bits=bits,
         count=count,
-        shape=tuple(shape),
+        shape=shape,
     )
-    return _linear(run, codes, *floats)
+    return _linear(run, codes, scale, *([] if accumulate is None else [accumulate]))

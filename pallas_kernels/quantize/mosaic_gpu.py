@@ -19,10 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._checks import require, require_int32
+from pallas_kernels._blocks import by_pieces, require_int32
 from pallas_kernels._configs import THREADS, PerThread, require_field
-from pallas_kernels._pieces import by_pieces
-from pallas_kernels.quantize import _planes, reference
+from pallas_kernels.quantize import reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Config(PerThread):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_field("vector", self.vector, (1, 2, 4, 8), "1, 2, 4 or 8")
-        require(
-            self.vector <= self.numbers,
-            f"`vector` must be at most `numbers`={self.numbers}, got {self.vector}.",
-        )
+        if self.vector > self.numbers:
+            raise ValueError(
+                f"`vector` must be at most `numbers`={self.numbers}, got {self.vector}."
+            )
 
     @classmethod
     def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
@@ -71,14 +70,14 @@ def quantize(
     if not x.size:
         options: dict[str, Any] = {"levels": levels, "bits": bits, "residual": residual}
         return reference.quantize(x, scale, seeds, added, **options)
-    count, width = _planes.layout(x.size, bits)
+    count, width = reference.layout(x.size, bits)
     pitch, block, vector = (config or Config.of(x.dtype)).tiling(width)
-    dtype = _planes.DTYPES.get(bits, jnp.uint32)
+    dtype = reference.DTYPES.get(bits, jnp.uint32)
     step = reference.residual_step(scale, levels, divisor)
     scalars = jnp.stack([*reference.factors(scale, levels), step])
     arrays = [a for a in (x, added) if a is not None]
     planes, *more, scalars, seeds = _vma.equally_varying(
-        *(_planes.to_planes(a, count, width, pitch) for a in arrays), scalars, seeds
+        *(reference.to_planes(a, count, width, pitch) for a in arrays), scalars, seeds
     )
 
     def quantize_piece(
@@ -104,7 +103,7 @@ def quantize(
             for rest_ref in rest_refs:
                 rest = wide - codes.astype(jnp.float32) * scalars_ref[2]
                 rest_ref[here] = rest.astype(rest_ref.dtype)
-            if bits in _planes.DTYPES:
+            if bits in reference.DTYPES:
                 out_ref[here] = codes.astype(dtype)
                 return word
             field = (codes + levels).astype(jnp.uint32)
@@ -114,7 +113,7 @@ def quantize(
 
         word = _versions.side_by_side(jnp.zeros(length, jnp.uint32), vector, interpret)
         word = lax.fori_loop(0, count, quantize_plane, word)
-        if bits not in _planes.DTYPES:
+        if bits not in reference.DTYPES:
             out_ref[pl.ds(first, length)] = word
 
     out_type = [_vma.like(planes, (pitch,), dtype)]
@@ -126,10 +125,10 @@ def quantize(
         grid={"block": pitch // block},
         interpret=interpret,
     )(seeds, scalars, planes, *more)
-    shape = x.shape if bits in _planes.DTYPES else (width,)
+    shape = x.shape if bits in reference.DTYPES else (width,)
     return (
-        _planes.from_planes(fields, width, pitch, shape),
-        *(_planes.from_planes(planes, width, pitch, x.shape) for planes in rest),
+        reference.from_planes(fields, width, pitch, shape),
+        *(reference.from_planes(planes, width, pitch, x.shape) for planes in rest),
     )
 
 
@@ -152,12 +151,12 @@ def dequantize(
         return reference.dequantize(
             codes, scale, accumulate, levels=levels, bits=bits, count=count, shape=shape
         )
-    fields, width = _planes.layout(size, bits)
+    fields, width = reference.layout(size, bits)
     pitch, block, vector = (config or Config.of(codes.dtype)).tiling(width)
     step = reference.level_step(scale, levels * count).reshape(1)
-    words = _planes.to_planes(codes, 1, width, pitch)
+    words = reference.to_planes(codes, 1, width, pitch)
     added = [] if accumulate is None else [accumulate]
-    added = [_planes.to_planes(a, fields, width, pitch) for a in added]
+    added = [reference.to_planes(a, fields, width, pitch) for a in added]
     step, words, *added = _vma.equally_varying(step, words, *added)
 
     def dequantize_piece(
@@ -179,4 +178,4 @@ def dequantize(
         grid={"block": pitch // block},
         interpret=interpret,
     )(step, words, *added)
-    return _planes.from_planes(planes, width, pitch, shape)
+    return reference.from_planes(planes, width, pitch, shape)

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _hash, _vma
 from pallas_kernels._configs import TILE, PerBlock, require_field
-from pallas_kernels.quantize import _planes, reference
+from pallas_kernels.quantize import reference
 
 LANES = 128
 
@@ -75,7 +75,7 @@ class _View(NamedTuple):
 
 
 def _view(shape: tuple[int, ...], bits: int, config: Config) -> _View:
-    planes, width = _planes.layout(math.prod(shape), bits)
+    planes, width = reference.layout(math.prod(shape), bits)
     if len(shape) >= 2 and shape[-1] % LANES == 0:
         rows = math.prod(shape[:-1])
         if planes == 1 or rows % (planes * 8) == 0:
@@ -139,7 +139,7 @@ def _quantize_kernel(
         for rest_ref in rest_refs:
             rest = wide - codes.astype(jnp.float32) * scalars_ref[0, 2]
             rest_ref[plane] = rest.astype(rest_ref.dtype)
-        if bits in _planes.DTYPES:
+        if bits in reference.DTYPES:
             _store(out_ref, codes, interpret)
         else:
             field = (codes + levels).astype(jnp.uint32)
@@ -147,7 +147,7 @@ def _quantize_kernel(
                 position = _progression(view, jnp.uint32(1), start)
                 field = jnp.where(position < jnp.uint32(size), field, jnp.uint32(0))
             word = word | (field << jnp.uint32(plane * bits))
-    if bits not in _planes.DTYPES:
+    if bits not in reference.DTYPES:
         out_ref[...] = word
 
 
@@ -172,11 +172,11 @@ def quantize(
     step = reference.residual_step(scale, levels, divisor)
     scalars = jnp.stack([*reference.factors(scale, levels), step])
     arrays = [a for a in (x, added) if a is not None]
-    each = (_planes.to_planes(a, view.planes, view.width, view.pitch) for a in arrays)
+    each = (reference.to_planes(a, view.planes, view.width, view.pitch) for a in arrays)
     planes, *more, scalars, seeds = _vma.equally_varying(
         *(a.reshape(view.shape) for a in each), scalars, seeds
     )
-    dtype = _planes.DTYPES.get(bits, jnp.uint32)
+    dtype = reference.DTYPES.get(bits, jnp.uint32)
     out_specs = [view.word_spec]
     out_shape = [_vma.like(planes, (view.rows, view.columns), dtype)]
     if residual:
@@ -203,10 +203,10 @@ def quantize(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(seeds.reshape(1, 2), scalars.reshape(1, 3), planes, *more)
-    shape = x.shape if bits in _planes.DTYPES else (view.width,)
+    shape = x.shape if bits in reference.DTYPES else (view.width,)
     return (
-        _planes.from_planes(fields, view.width, view.pitch, shape),
-        *(_planes.from_planes(planes, view.width, view.pitch, x.shape) for planes in rest),
+        reference.from_planes(fields, view.width, view.pitch, shape),
+        *(reference.from_planes(planes, view.width, view.pitch, x.shape) for planes in rest),
     )
 
 
@@ -241,9 +241,9 @@ def dequantize(
         )
     view = _view(shape, bits, config or Config.of(codes.dtype))
     step = reference.level_step(scale, levels * count).reshape(1, 1)
-    words = _planes.to_planes(codes, 1, view.width, view.pitch).reshape(view.rows, view.columns)
+    words = reference.to_planes(codes, 1, view.width, view.pitch).reshape(view.rows, view.columns)
     added = [] if accumulate is None else [accumulate]
-    added = [_planes.to_planes(a, view.planes, view.width, view.pitch) for a in added]
+    added = [reference.to_planes(a, view.planes, view.width, view.pitch) for a in added]
     step, words, *added = _vma.equally_varying(step, words, *(a.reshape(view.shape) for a in added))
     planes = pl.pallas_call(
         functools.partial(_dequantize_kernel, levels=levels, bits=bits, count=count),
@@ -261,4 +261,4 @@ def dequantize(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
     )(step, words, *added)
-    return _planes.from_planes(planes, view.width, view.pitch, shape)
+    return reference.from_planes(planes, view.width, view.pitch, shape)

@@ -8,19 +8,58 @@ Up to 127 levels, :math:`s 2^f < 2^{22}` and the multiple is the nearest one: th
 For more levels, :math:`s 2^f < 2^{31}` and the multiple is truncated by such a conversion.
 
 Every backend returns the same integers. No product is added to anything, so no backend can contract
-the two into one operation that rounds once.
+the two into one operation that rounds once. XLA divides float32 on a GPU by `div.full`, which is
+off by up to two units in the last place, and on a TPU by a reciprocal: a factor computed in this
+way would change codes. So `divide` divides integers, which is exact on every backend.
+
+Words hold planes: field f of word i is element i of plane f. Kernels pad each plane to a pitch that
+their blocks divide. This is free if no padding is needed. Otherwise it costs a pass over the array
+before the kernel, and one after it.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _hash
-from pallas_kernels._division import divide
-from pallas_kernels.pack.reference import pack, unpack
+from pallas_kernels.pack.reference import lanes, pack, unpack, words
 
 SMALLEST_NORMAL = 2.0**-126
 MOST_BY_ADDITION = 127  # Levels that leave 15 of the 22 digits after the point.
+DTYPES = {8: jnp.int8, 32: jnp.int32}  # The widths that are neither packed nor offset.
+
+_LEADING = 1 << 23  # The leading bit of a mantissa, which float32 does not store.
+
+
+def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The biased exponent, int32, and the mantissa, uint32 in [2**23, 2**24)."""
+    word = lax.bitcast_convert_type(x, jnp.uint32)
+    return (word >> 23).astype(jnp.int32), (word & (_LEADING - 1)) | _LEADING
+
+
+def divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """The quotient of positive normal float32 arrays of one shape, rounded to the nearest.
+
+    The result is arbitrary if the quotient is not a normal number, and for other arguments.
+    """
+    upper, dividend = _split(numerator)
+    lower, divisor = _split(denominator)
+    smaller = dividend < divisor
+    dividend = jnp.where(smaller, dividend << 1, dividend)
+    exponent = upper - lower + jnp.where(smaller, 126, 127)
+    # floor(2**24 dividend / divisor): the mantissa, and one more digit for rounding.
+    quotient, remainder = jnp.ones_like(dividend), dividend - divisor
+    for _ in range(3):  # Eight digits per round: a divisor has 24, so their product fits in 32.
+        eight = lax.div(remainder << 8, divisor)
+        remainder = (remainder << 8) - eight * divisor
+        quotient = (quotient << 8) | eight
+    # A quotient of two floats is never halfway between two floats.
+    mantissa = (quotient >> 1) + (quotient & 1)
+    # The leading bit of the mantissa, or its carry, is added to the exponent.
+    word = ((exponent - 1).astype(jnp.uint32) << 23) + mantissa
+    return lax.bitcast_convert_type(word, jnp.float32)
 
 
 def digits(levels: int) -> int:
@@ -71,10 +110,8 @@ def level_step(scale: jax.Array, levels: int) -> jax.Array:
 
 def to_fields(codes: jax.Array, levels: int, bits: int) -> jax.Array:
     """Codes in [-levels, levels] in the format of the wire."""
-    if bits == 8:
-        return codes.astype(jnp.int8)
-    if bits == 32:
-        return codes
+    if bits in DTYPES:
+        return codes.astype(DTYPES[bits])
     return pack((codes + levels).astype(jnp.uint32), bits=bits)
 
 
@@ -82,17 +119,41 @@ def from_fields(
     fields: jax.Array, levels: int, bits: int, count: int, shape: tuple[int, ...]
 ) -> jax.Array:
     """Sums of `count` codes, int32 of `shape`."""
-    if bits in (8, 32):
+    if bits in DTYPES:
         return fields.astype(jnp.int32).reshape(shape)
     return unpack(fields, bits=bits, shape=shape).astype(jnp.int32) - count * levels
 
 
 def field_sums(word: jax.Array, field: int, levels: int, bits: int, count: int) -> jax.Array:
     """Sums of `count` codes, int32, from one field of each word: `from_fields` for kernels."""
-    if bits in (8, 32):
+    if bits in DTYPES:
         return word.astype(jnp.int32)
     number = (word >> jnp.uint32(field * bits)) & jnp.uint32(2**bits - 1)
     return number.astype(jnp.int32) - count * levels
+
+
+def layout(size: int, bits: int) -> tuple[int, int]:
+    """The number of planes that `size` elements need, and the number of elements of each."""
+    return (1, size) if bits in DTYPES else (lanes(bits), words(size, bits))
+
+
+def to_planes(x: jax.Array, count: int, width: int, pitch: int) -> jax.Array:
+    """`x` of any shape as [count * pitch], padded with zeros."""
+    flat = x.ravel()
+    if pitch == width:
+        return jnp.pad(flat, (0, count * width - x.size))
+    # One-dimensional slices: to pad [count, width] on a TPU, XLA moves the array several times.
+    planes = (flat[plane * width : (plane + 1) * width] for plane in range(count))
+    return jnp.concatenate([jnp.pad(plane, (0, pitch - plane.size)) for plane in planes])
+
+
+def from_planes(planes: jax.Array, width: int, pitch: int, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse of `to_planes`: an array of `shape`."""
+    flat = planes.ravel()
+    if pitch != width:
+        starts = range(0, planes.size, pitch)
+        flat = jnp.concatenate([flat[start : start + width] for start in starts])
+    return flat[: math.prod(shape)].reshape(shape)
 
 
 def residual_step(scale: jax.Array, levels: int, divisor: float) -> jax.Array:

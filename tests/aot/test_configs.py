@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Implementation
-from pallas_kernels._tuned import use
+from pallas_kernels._measurements import Measured, use
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
 from tests.aot.compiling import WHOLE, compile_row, first_of_each_op
@@ -39,7 +39,7 @@ def compiled_text(row: Row, variant: Variant, mesh: Mesh, **options: str) -> str
     kernel: Any = variant.name
     with jax.set_mesh(mesh):
         kind = _dispatch.target().kind
-    given = _dispatch.Measured(row.op, kind, 0, kernel, "", config=variant.config)
+    given = Measured(row.op, kind, 0, kernel, "", config=variant.config)
     with use((given,)):
         text: str = compile_row(row, WHOLE, mesh, kernel, **options).as_text()
     return text

@@ -20,7 +20,7 @@ import jaxcomm
 from experiments.gpu import __main__ as kit
 from experiments.gpu import codecs, models, pages, power_sgd, step
 from jaxcomm import perf
-from pallas_kernels import _tuned
+from pallas_kernels import _dispatch, _measurements
 from pallas_kernels.benchmark import ops, torch_equivalents
 from pallas_kernels.benchmark.parts import NOTHING_LEFT, Tasks, child
 from pallas_kernels.benchmark.record import Record
@@ -120,7 +120,8 @@ def _given(root: Path) -> None:
     """A copy of what the pages are written to."""
     for path in (*pages.PAGES, pages.DISPATCH):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, root / path)
+        if (ROOT / path).exists():
+            shutil.copy(ROOT / path, root / path)
 
 
 @pytest.fixture
@@ -130,6 +131,8 @@ def filled(tmp_path: Path, record: Record) -> Iterator[tuple[Path, list[str]]]:
     folder = tmp_path / "experiments" / "records" / "gpu"
     shutil.copytree(record.folder, folder)
     assert pages.records(tmp_path) == {}  # A rehearsal measures nothing.
+    pages.write(tmp_path)
+    assert not (tmp_path / pages.DISPATCH).exists()
     text = (folder / "metrics.jsonl").read_text().replace('"device": "cpu"', f'"device": "{H100}"')
     (folder / "metrics.jsonl").write_text(text)
     config = json.loads((folder / "config.json").read_text())
@@ -169,9 +172,9 @@ def test_a_record_fills_the_table_the_tables_and_the_sentence(
         text = (root / page).read_text()
         assert sentence in text and pages.NONE not in text, page
     assert f"<strong>{sentence}</strong>" in (root / "docs/answer/page.html").read_text()
-    rows = {row.op: row for row in _tuned.read(root / pages.DISPATCH)}
+    rows = {row.op: row for row in _measurements.read(root / pages.DISPATCH)}
     # The rehearsal's own sizes are below those that count; 8 bits were not timed at the smallest.
-    packed = [row for row in _tuned.read(root / pages.DISPATCH) if row.op == "pack.pack"]
+    packed = [row for row in _measurements.read(root / pages.DISPATCH) if row.op == "pack.pack"]
     assert [(row.size, row.implementation, row.bits) for row in packed] == [
         (2**18, "mosaic_gpu", 4)
     ]
@@ -200,7 +203,7 @@ def test_the_pages_are_those_of_the_committed_records() -> None:
     found = pages.records(ROOT)
     for page, text in pages.texts(ROOT, found).items():
         assert (ROOT / page).read_text(encoding="utf-8") == text, page
-    rows = [row._replace(place="") for row in _tuned.table()]
+    rows = [row._replace(place="") for row in _dispatch._rows_of_package()]
     assert rows == [row._replace(place="") for row in pages.dispatch(found)]
     assert bool(found) == (pages.sentence(found) != pages.NONE)
 

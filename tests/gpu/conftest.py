@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from pallas_kernels import _device
+from pallas_kernels import _dispatch
 
 REHEARSE = bool(os.environ.get("JAXCOMM_REHEARSE"))
 
@@ -26,7 +26,7 @@ def _enough_devices() -> None:
 @pytest.fixture(autouse=True)
 def _rehearsal() -> Iterator[None]:
     if REHEARSE:
-        with _device.rehearsal():
+        with _dispatch.rehearsal():
             yield
     else:
         yield

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import _device, bench
-from pallas_kernels._dispatch import Measured
+from pallas_kernels import _dispatch, bench
+from pallas_kernels._measurements import Measured
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
 from pallas_kernels.benchmark import candidates, ops, parts, torch_equivalents
@@ -71,7 +71,7 @@ def test_what_users_run_is_first_and_one_size_is_padded() -> None:
     assert ops.OPS[:2] == ("quantize", "pack") and set(ops.OPS) == {
         row.op.split(".")[0] for row in ROWS
     }
-    session = Session(_device.Device("cuda", "NVIDIA H200"), 7)
+    session = Session(_dispatch.Device("cuda", "NVIDIA H200"), 7)
     keys = [task.key for task in ops.times(session, {}, Record(pathlib.Path("absent")))]
     assert len({*keys}) == len(keys) and keys[0] == "quantize float32, 8 bits, 268435456"
     torch = [number for number, key in enumerate(keys) if key.endswith("torch")]
@@ -99,8 +99,8 @@ def test_a_failure_is_a_row(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ops, "profile", lambda *_: Profile(1e-6, 3e12))
     record = Record(tmp_path)
     options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
-    with _device.rehearsal():
-        session = Session(_device.target(), 1, rehearse=True)
+    with _dispatch.rehearsal():
+        session = Session(_dispatch.target(), 1, rehearse=True)
         checks = [
             task
             for task in ops.checks(session, options, record)

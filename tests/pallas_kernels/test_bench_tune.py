@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import _device, _tuned, bench, measured
-from pallas_kernels._dispatch import Measured
+from pallas_kernels import _dispatch, _measurements, bench, measured
+from pallas_kernels._measurements import Measured
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.benchmark import ops, parts
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
@@ -26,7 +26,7 @@ def row_of(label: str) -> Row:
 
 
 def session(kind: str = "cuda", tune: bool = True) -> Session:
-    device = _device.Device(kind, {"cuda": "NVIDIA H200", "tpu": "TPU v5 lite"}.get(kind, kind))
+    device = _dispatch.Device(kind, {"cuda": "NVIDIA H200", "tpu": "TPU v5 lite"}.get(kind, kind))
     return Session(device, 1, tune=tune)
 
 
@@ -63,8 +63,8 @@ def test_a_config_that_fails_is_a_row(
     monkeypatch.setattr(ops, "profile", lambda *_: Profile(1e-6, None))
     record = Record(tmp_path)
     options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
-    with _device.rehearsal():
-        given = Session(_device.target(), 1, rehearse=True, tune=True)
+    with _dispatch.rehearsal():
+        given = Session(_dispatch.target(), 1, rehearse=True, tune=True)
         checks = [
             task for task in ops.checks(given, options, record) if task.about["label"] == row.label
         ]
@@ -132,12 +132,14 @@ def test_a_rehearsal_writes_a_file_that_ops_use(tmp_path: pathlib.Path) -> None:
         found = {str(line["config"]) for line in lines if line["kind"] == kind}
         assert found == {"{}", "{'numbers': 4}", "{'numbers': 8}", "{'numbers': 16}"}
     file = folder / bench.MEASURED
-    rows = _tuned.read(file)
+    rows = _measurements.read(file)
     assert {row.op for row in rows} == {"pack.pack", "pack.unpack"} and len(rows) == 8
     assert {(row.kind, row.size, row.record) for row in rows} == {("cpu", 512, "record")}
     x = jnp.arange(512, dtype=jnp.uint8) % 16
-    _tuned.write(file, [row._replace(implementation="mosaic_gpu", config=MANY) for row in rows])
-    with _device.rehearsal(), measured(file):
+    _measurements.write(
+        file, [row._replace(implementation="mosaic_gpu", config=MANY) for row in rows]
+    )
+    with _dispatch.rehearsal(), measured(file):
         tuned = pack(x, bits=4)
         assert "2048" in str(jax.make_jaxpr(lambda x: pack(x, bits=4))(x))  # Padded to a row.
     assert (tuned == pack(x, bits=4)).all()

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import _dispatch, _probe
+from pallas_kernels import _dispatch
 from pallas_kernels._configs import Config
 from pallas_kernels._versions import gpu_interpret_params
 from pallas_kernels.arg_specs import ROWS, Row
@@ -53,12 +53,12 @@ def config_of(folder: str, kernel: str) -> type[Config]:
 def result(row: Row, kernel: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the kernel, interpreted, returns."""
 
-    interpret = INTERPRET[kernel]
+    interpret, load_kernel = INTERPRET[kernel], _dispatch.load
     if (row.op, kernel) == ("block_float.encode", "mosaic_gpu"):
         interpret = gpu_interpret_params()  # The last block writes numbers of the one before again.
 
     def load(folder: str, name: str, function: str) -> Any:
-        found = _probe.load(folder, name, function)
+        found = load_kernel(folder, name, function)
         return functools.partial(found, config=config, interpret=interpret)
 
     arguments = row.arguments(SIZES[kernel])
@@ -94,7 +94,7 @@ def test_every_function_with_a_config_is_compared() -> None:
     for row in ROWS:
         folder, function = row.op.split(".")
         for kernel in row.kernels:
-            loaded = _probe.load(folder, kernel, function)
+            loaded = _dispatch.load(folder, kernel, function)
             if "config" in inspect.signature(loaded).parameters:
                 found.add((row.op, kernel))
     assert compared == found and {key[0].split(".")[0] for key in found} >= {"pack", "quantize"}

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from pallas_kernels import _device, _dispatch, _preference, count_sketch
-from pallas_kernels._dispatch import Choice, Device, Measured, Workload, choose
+from pallas_kernels import _dispatch, count_sketch
+from pallas_kernels._dispatch import Choice, Device, choose
+from pallas_kernels._measurements import Measured, Workload
 from pallas_kernels.arg_specs import ROWS
 from pallas_kernels.pack import mosaic_gpu, mosaic_tpu, pack
 from pallas_kernels.quantize import dequantize, quantize
@@ -34,7 +35,7 @@ def has_kernel(platform: str, x: Any = X) -> bool:
 
 @pytest.fixture
 def environment() -> Iterator[pytest.MonkeyPatch]:
-    with read_again(_preference._of_environment) as monkeypatch:
+    with read_again(_dispatch._names_of_variable) as monkeypatch:
         yield monkeypatch
 
 
@@ -78,14 +79,14 @@ def test_the_context_reaches_the_steps_of_methods() -> None:
 
 
 def test_the_environment_reaches_ops(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv(_preference.VARIABLE, "mosaic_gpu, reference")
+    environment.setenv(_dispatch.VARIABLE, "mosaic_gpu, reference")
     x = jax.ShapeDtypeStruct((3 * 2**15,), jnp.uint8)  # No other test has compiled it.
     assert has_kernel("cuda", x) and not has_kernel("tpu", x)
     with IMPLEMENTATION("reference"):  # The context goes first.
         assert not has_kernel("cuda", x)
-    _preference._of_environment.cache_clear()
-    environment.setenv(_preference.VARIABLE, "triton")
-    with pytest.raises(ValueError, match=f"variable {_preference.VARIABLE} must be one of"):
+    _dispatch._names_of_variable.cache_clear()
+    environment.setenv(_dispatch.VARIABLE, "triton")
+    with pytest.raises(ValueError, match=f"variable {_dispatch.VARIABLE} must be one of"):
         pack_4(jnp.zeros(3, jnp.uint8))
     assert pack(jnp.zeros(8, jnp.uint8), bits=4, implementation="reference").tolist() == [0]
 
@@ -307,8 +308,8 @@ def test_threads_have_contexts_of_their_own(environment: pytest.MonkeyPatch) -> 
         ] * 8
         with pytest.raises(NotImplementedError):
             pack_4(x)
-    _preference._of_environment.cache_clear()
-    environment.setenv(_preference.VARIABLE, "mosaic_tpu")
+    _dispatch._names_of_variable.cache_clear()
+    environment.setenv(_dispatch.VARIABLE, "mosaic_tpu")
     with (
         ThreadPoolExecutor(1) as threads,
         pytest.raises(NotImplementedError, match="The environment variable"),
@@ -318,14 +319,14 @@ def test_threads_have_contexts_of_their_own(environment: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("value", [",", "reference,,mosaic_gpu", "mosaic gpu", "Reference", " , "])
 def test_malformed_variables(value: str, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv(_preference.VARIABLE, value)
-    with pytest.raises(ValueError, match=f"variable {_preference.VARIABLE} must be one of"):
+    environment.setenv(_dispatch.VARIABLE, value)
+    with pytest.raises(ValueError, match=f"variable {_dispatch.VARIABLE} must be one of"):
         pack_4(jnp.zeros(3, jnp.uint8))
 
 
 @pytest.mark.parametrize("value", ["", "  "])
 def test_an_empty_variable_names_nothing(value: str, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv(_preference.VARIABLE, value)
+    environment.setenv(_dispatch.VARIABLE, value)
     assert pack_4(jnp.zeros(8, jnp.uint8)).tolist() == [0]
 
 
@@ -354,7 +355,7 @@ def test_a_context_reaches_what_a_sketch_has_no_kernel_for() -> None:
 def test_the_probe_rehearses_too() -> None:
     """In a rehearsal, names with alternatives run the interpreted kernel for GPU."""
     x = jnp.arange(8, dtype=jnp.uint8)
-    with _device.rehearsal():
+    with _dispatch.rehearsal():
         with IMPLEMENTATION("mosaic_gpu"):
             named = str(jax.make_jaxpr(pack_4)(x))
         with IMPLEMENTATION("mosaic_tpu", "mosaic_gpu", "reference"):

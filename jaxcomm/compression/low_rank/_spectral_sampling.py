@@ -15,7 +15,7 @@ from jaxcomm.compression.low_rank._matrices import (
     product,
     require_count,
 )
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class SpectralPayload(NamedTuple):

@@ -12,7 +12,7 @@ from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import over_peak
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 _SWEEPS = 8
 # A level stays at least this fraction of the distance between its two neighbors from either one.

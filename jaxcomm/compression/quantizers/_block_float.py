@@ -10,7 +10,7 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from pallas_kernels import block_float as ops
 from pallas_kernels.block_float.api import BLOCK_SIZES
-from pallas_kernels.block_float.formats import FORMATS
+from pallas_kernels.block_float.reference import FORMATS
 
 ROUNDINGS = ("stochastic", "nearest")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._dither import NORMS
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class CastPayload(NamedTuple):

@@ -27,10 +27,11 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
 from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
 from jaxcomm.compression._means import over_peak
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import pack as pack_fields
 from pallas_kernels.pack import unpack as unpack_fields
 from pallas_kernels.quantize import dequantize, quantize
+from pallas_kernels.quantize.api import MOST_LEVELS, WIDTHS
 
 
 class Norm(NamedTuple):
@@ -110,13 +111,6 @@ NORMS = {
 }
 
 
-WIDTHS = (*range(2, 17), 32)
-
-
-# float32 has 24 bits of mantissa: larger codes would not be exact.
-MOST_LEVELS = 2**24 - 1
-
-
 class Field(NamedTuple):
     """The number of levels and the field width of one unit's codes."""
 
@@ -139,12 +133,11 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
       ValueError: If the sum can overflow; the message names the smallest width that works.
     """
     needed = levels or 1
-    most = {width: most_levels(width, workers) for width in WIDTHS}
-    fitting = [width for width in WIDTHS if most[width] >= needed]
+    fitting = [width for width in WIDTHS if 2 * workers * needed < 2**width]
     if not fitting:
         raise ValueError(
             f"No field of 2 to 32 bits holds the sum of {needed} levels over {workers} workers: "
-            f"at most {most[WIDTHS[-1]]} levels fit."
+            f"at most {most_levels(WIDTHS[-1], workers)} levels fit."
         )
     _, cheapest = max([(32 // width, width) for width in fitting])
     width = cheapest if bits is None else bits
@@ -153,7 +146,7 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
             f"`bits`={bits} cannot hold the sum of {needed} levels over {workers} workers: the "
             f"smallest width that works is {fitting[0]} bits."
         )
-    return Field(levels or most[width], width)
+    return Field(levels or most_levels(width, workers), width)
 
 
 def pack(codes: jax.Array, field: Field) -> jax.Array:

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression.quantizers._dither import NORMS
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import pack, unpack
 
 _BITS = 4

@@ -8,7 +8,7 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Coins, Context, Memory
 from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels import exponential
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class ExponentialPayload(NamedTuple):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
 from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
-from jaxcomm.compression.quantizers import _dither
 from jaxcomm.compression.quantizers._dither import round_to_levels, small_peak
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import bits_for_sum, pack, unpack
+from pallas_kernels.quantize.api import MOST_LEVELS
 
 MOST_SAMPLED = 2**16
 
@@ -105,8 +105,8 @@ def min_max_dither(*, levels: int) -> Codec:
             f"`levels` must be a Python int, got {levels!r}: it decides shapes on the wire. Under "
             "`optax.inject_hyperparams` pass `static_args=('levels',)`."
         )
-    if not 2 <= levels <= _dither.MOST_LEVELS:
-        raise ValueError(f"`levels` must be in [2, {_dither.MOST_LEVELS}], got {levels}.")
+    if not 2 <= levels <= MOST_LEVELS:
+        raise ValueError(f"`levels` must be in [2, {MOST_LEVELS}], got {levels}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
         statistics = context.statistics

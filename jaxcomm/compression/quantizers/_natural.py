@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 _MANTISSA = 23
 _INFINITE = 255  # The exponent of infinity; NaN would overflow it.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class OneBitPayload(NamedTuple):

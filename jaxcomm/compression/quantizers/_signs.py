@@ -10,7 +10,7 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_magnitude
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class SignsPayload(NamedTuple):

@@ -19,7 +19,7 @@ from jaxcomm.compression._overflow import (
 )
 from jaxcomm.compression.quantizers import _dither
 from jaxcomm.compression.quantizers._dither import round_to_levels
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.quantize.reference import level_step
 
 

@@ -17,7 +17,7 @@ from jaxcomm.compression.sketches._cells import (
     make_sketch,
 )
 from jaxcomm.compression.sketches._peeling import peel, unpeeled
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.quantize import dequantize, quantize
 
 BITS = 8

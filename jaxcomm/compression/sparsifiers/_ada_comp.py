@@ -13,7 +13,7 @@ from jaxcomm.compression._bits import MOST, require_countable
 from jaxcomm.compression._overflow import Overflow, overflow_totals
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import to_dense
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class AdaCompPayload(NamedTuple):

@@ -20,7 +20,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign
 from jaxcomm.compression.sparsifiers._selection import take_largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class TwoMeansPayload(NamedTuple):

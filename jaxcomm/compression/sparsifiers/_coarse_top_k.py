@@ -19,7 +19,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 )
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 _BITS = 2
 

@@ -18,7 +18,7 @@ from jaxcomm.compression.sparsifiers._indices import (
 )
 from jaxcomm.compression.sparsifiers._largest import largest
 from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 
 class TernaryPayload(NamedTuple):

@@ -19,7 +19,7 @@ from jaxcomm.compression.sparsifiers._indices import (
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._sparse import make_count, select
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 ORDERS = 7  # the largest difference to the largest exponent that 3 bits encode
 WIDTH = 4  # bits of a sign and an exponent difference

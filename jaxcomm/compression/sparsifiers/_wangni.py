@@ -11,7 +11,7 @@ from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.sparsifiers._indices import IndexCode, choose_layout, pack_indices
 from jaxcomm.compression.sparsifiers._sparse import SparsePayload, from_payload, make_count
-from pallas_kernels._checks import nondifferentiable
+from pallas_kernels._dispatch import nondifferentiable
 
 ROUNDS = 2  # of the greedy algorithm, as in the paper
 MOST_COORDINATES = 2**28

@@ -13,7 +13,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.quantizers import cast, dither, sparse_dither
 from jaxcomm.compression.sparsifiers import top_k
-from pallas_kernels._dispatch import observed
+from pallas_kernels._measurements import observed
 from tests.codecs import context_of
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import _versions, block_float, implementation
 from pallas_kernels.block_float import mosaic_gpu, mosaic_tpu, reference
-from pallas_kernels.block_float.formats import FORMATS
+from pallas_kernels.block_float.reference import FORMATS
 from tests.pallas_kernels.block_float import oracle
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
 from tests.slow import slow

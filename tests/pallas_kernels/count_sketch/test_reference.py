@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels import count_sketch
 from pallas_kernels.count_sketch import elements, reference
-from pallas_kernels.count_sketch.estimate import median
+from pallas_kernels.count_sketch.reference import median
 from tests.pallas_kernels.count_sketch import oracle
 from tests.slow import slow
 

@@ -98,7 +98,10 @@ def test_decoding_is_linear_and_has_its_gradient() -> None:
         ({"x": jnp.arange(50)}, "`x` must be float32 or bfloat16, got int32"),
         ({"x": X.astype(jnp.float16)}, "`x` must be float32 or bfloat16, got float16"),
         ({"scale": jnp.ones(1)}, r"`scale` must be float32\[\], got float32\[1\]"),
+        ({"scale": jnp.bfloat16(1)}, r"`scale` must be float32\[\], got bfloat16\[\]"),
         ({"seeds": jnp.zeros(2, jnp.int32)}, r"`seeds` must be uint32\[2\], got int32"),
+        ({"seeds": jnp.zeros(3, jnp.uint32)}, r"`seeds` must be uint32\[2\], got uint32\[3\]"),
+        ({"seeds": jnp.uint32(1)}, r"`seeds` must be uint32\[2\], got uint32\[\]"),
         ({"bits": 1}, r"`bits` must be in \[2, 16\], or 32, got 1"),
         ({"bits": 17}, r"`bits` must be in \[2, 16\], or 32, got 17"),
         ({"levels": 0}, r"`levels` must be in \[1, 16777215\], got 0"),
@@ -125,7 +128,6 @@ def test_wrong_arguments_of_quantize(change: dict[str, Any], message: str) -> No
         ({"count": 2}, "`bits`=8 cannot hold the sum of 2 codes of `levels`=127"),
         ({"accumulate": jnp.zeros(49)}, r"`accumulate` must be float32\[50\], got float32\[49\]"),
         ({"accumulate": X.astype(jnp.bfloat16)}, "`accumulate` must be float32"),
-        ({"shape": (2**16, 2**16)}, r"2\*\*32 elements or more"),
     ],
 )
 def test_wrong_arguments_of_dequantize(change: dict[str, Any], message: str) -> None:
@@ -139,6 +141,9 @@ def test_a_counter_that_would_wrap_is_refused(shape: tuple[int, ...]) -> None:
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     with pytest.raises(ValueError, match=r"2\*\*32 elements or more: split the leaf"):
         jax.eval_shape(lambda x: quantize(x, SCALE, SEEDS, **BITS_8), x)
+    codes = jax.ShapeDtypeStruct(shape, jnp.int8)
+    with pytest.raises(ValueError, match=r"2\*\*32 elements or more: split the leaf"):
+        jax.eval_shape(lambda codes: dequantize(codes, SCALE, shape=shape, **BITS_8), codes)
     x = jax.ShapeDtypeStruct((2**32 - 1,), jnp.float32)
     assert jax.eval_shape(lambda x: quantize(x, SCALE, SEEDS, **BITS_8), x).shape == x.shape
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import _device, _tuned, implementation, measured
-from pallas_kernels._dispatch import Measured
+from pallas_kernels import _dispatch, _measurements, implementation, measured
+from pallas_kernels._measurements import Measured
 from pallas_kernels.pack import mosaic_tpu, pack
 from tests.pallas_kernels.lowering import CALLS, KINDS, lowered, read_again
 
@@ -33,7 +33,7 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def environment() -> Iterator[pytest.MonkeyPatch]:
-    with read_again(_tuned._of_environment) as monkeypatch:
+    with read_again(_dispatch._rows_of_variable) as monkeypatch:
         yield monkeypatch
 
 
@@ -51,6 +51,19 @@ def traced(size: int = SIZE, platform: str = "cuda") -> str:
 def rows_of_128_words(text: str, numbers: int) -> bool:
     """Whether the kernel's operand is in rows of so many numbers for each of 128 threads."""
     return f"x{128 * numbers}xui8>" in text
+
+
+def test_the_file_of_the_package_is_read_if_there_is_one(file: pathlib.Path) -> None:
+    """After the file that the context names."""
+    with read_again(_dispatch._rows_of_package) as monkeypatch:
+        monkeypatch.setattr(_measurements, "FILE", file)
+        assert CALLS["cuda"] not in traced(size=17 * SIZE)
+        _dispatch._rows_of_package.cache_clear()
+        write(file, LINE)
+        assert rows_of_128_words(traced(size=19 * SIZE), 16)
+        other = write(file.with_name("other.jsonl"), LINE | {"config": {"numbers": 8}})
+        with measured(other):
+            assert rows_of_128_words(traced(size=19 * SIZE), 8)
 
 
 def test_a_row_names_the_implementation_and_its_config(file: pathlib.Path) -> None:
@@ -88,8 +101,8 @@ def test_a_function_that_was_traced_is_traced_again(file: pathlib.Path) -> None:
     step = jax.jit(lambda x: pack(x, bits=4))
     x = jnp.arange(1024, dtype=jnp.uint8) % 16
     expected = step(x)
-    line = LINE | {"kind": _device.target().kind}
-    with _device.rehearsal():
+    line = LINE | {"kind": _dispatch.target().kind}
+    with _dispatch.rehearsal():
         plain = str(jax.make_jaxpr(step)(x))
         with measured(write(file, line)):
             tuned = str(jax.make_jaxpr(step)(x))
@@ -103,16 +116,16 @@ def test_a_function_that_was_traced_is_traced_again(file: pathlib.Path) -> None:
 def test_the_environment_reaches_all_threads(
     file: pathlib.Path, environment: pytest.MonkeyPatch
 ) -> None:
-    environment.setenv(_tuned.VARIABLE, f" {write(file, LINE)} ")
+    environment.setenv(_measurements.VARIABLE, f" {write(file, LINE)} ")
     with ThreadPoolExecutor(1) as threads:
         assert rows_of_128_words(threads.submit(traced, 7 * SIZE).result(), 16)
     with measured(write(file)):  # The context goes first, and this file says nothing.
         assert CALLS["cuda"] not in traced(size=9 * SIZE)
-    _tuned._of_environment.cache_clear()
-    environment.setenv(_tuned.VARIABLE, str(file.parent / "missing"))
+    _dispatch._rows_of_variable.cache_clear()
+    environment.setenv(_measurements.VARIABLE, str(file.parent / "missing"))
     with pytest.raises(FileNotFoundError, match="missing") as error:
         traced(size=11 * SIZE)
-    assert _tuned.VARIABLE in error.value.__notes__[0]
+    assert _measurements.VARIABLE in error.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +209,7 @@ def test_what_is_written_is_read(file: pathlib.Path) -> None:
         Measured("pack.pack", "H", 0, "reference", "r", "uint8", 4, False),
         Measured("count_sketch.encode", "H", 5, "mosaic_gpu", "r", rows=3, config=(("stages", 2),)),
     )
-    _tuned.write(file, rows)
-    found = _tuned.read(file)
+    _measurements.write(file, rows)
+    found = _measurements.read(file)
     assert [row._replace(place=rows[0].place) for row in found] == list(rows)
     assert [row.place for row in found] == [f"{file}, line 1", f"{file}, line 2"]

@@ -1,4 +1,4 @@
-"""Kernels for GPU under `jax.vmap`.
+"""The blocks of kernels for GPU: pieces of an array without a race, and batches under `jax.vmap`.
 
 A batch is an axis of the grid of blocks. CUDA has three axes, of which only one may have more than
 65,535 blocks, and Mosaic gives that one to the last axis of a kernel. Larger batches are launched
@@ -12,8 +12,50 @@ from typing import Any
 import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.experimental import pallas as pl
 
 MOST = 2**16 - 1
+
+
+def require_int32(size: int) -> None:
+    """Raises unless a kernel that indexes elements in int32 can process `size` of them.
+
+    Raises:
+      NotImplementedError: If it cannot.
+    """
+    if size >= 2**31:
+        raise NotImplementedError(
+            f"The GPU kernel indexes elements in int32, so {size} elements are too many: split the "
+            "leaf."
+        )
+
+
+def by_pieces(
+    length: int, block: int, unit: int, process: Callable[..., None]
+) -> Callable[..., None]:
+    """A kernel that calls `process(first, count, *refs)` for each piece that its block has.
+
+    The kernel has `length // block` blocks along the axis `block`. Each has a piece of `block`
+    numbers, and the last one also the rest. No two blocks have the same number. The last block may
+    have a number twice, so no result may be stored in the place of an operand.
+
+    Args:
+      length: How many numbers there are, at least `block`.
+      block: The count of a piece, a multiple of `unit`.
+      unit: What the count of every piece is a multiple of.
+      process: Takes the first number and the count of a piece, and the references of the kernel.
+    """
+    # Whole units. If these are more than the rest, the piece begins within the one before it.
+    last = pl.cdiv(length % block, unit) * unit
+
+    def kernel(*refs: Any) -> None:
+        index = lax.axis_index("block")
+        process(index * block, block, *refs)
+        if last:
+            is_last = index == length // block - 1
+            pl.when(is_last)(lambda: process(length - last, last, *refs))
+
+    return kernel
 
 
 def in_launches(

@@ -1,25 +1,29 @@
-"""Rows of `_measured` in a file: that of the package, or one that a context or variable names."""
+"""Files of measurements: which implementation was the fastest for a workload, in which config.
+
+The rows of the file that the context `measured` names, or else of the one that the variable names,
+are tried before those of `measured.jsonl` in the package, if records of devices have made one.
+"""
 
 import contextlib
-import functools
+import importlib
 import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, get_args
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import jax
 
-from pallas_kernels._measured import Measured
-from pallas_kernels._preference import Implementation
-from pallas_kernels._probe import is_op
+from pallas_kernels._configs import Fields, Implementation
 
 VARIABLE = "PALLAS_KERNELS_MEASURED"
 FILE = pathlib.Path(__file__).with_name("measured.jsonl")
 
 # JAX keeps one compiled program for each value of the context.
-_context = jax.make_user_context(None)
+context = jax.make_user_context(None)
+seen: ContextVar[list["Workload"] | None] = ContextVar("seen", default=None)
 
 TYPES = {
     "op": str,
@@ -36,10 +40,58 @@ TYPES = {
 REQUIRED = ("op", "kind", "size", "implementation")
 
 
+class Workload(NamedTuple):
+    """What decides which implementation of an op is fastest."""
+
+    op: str  # The folder and the function, such as "quantize.quantize".
+    size: int  # Coordinates.
+    dtype: str  # Of the first array.
+    bits: int | None = None  # The width of a field, where the op has fields.
+    residual: bool = False  # Whether a second array of this size is read or written in the pass.
+    rows: int | None = None  # Of a sketch.
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[Workload]]:
+    """The workloads that are dispatched in this context, in order."""
+    workloads: list[Workload] = []
+    token = seen.set(workloads)
+    try:
+        yield workloads
+    finally:
+        seen.reset(token)
+
+
+class Measured(NamedTuple):
+    """The implementation that was fastest on this kind of device, from this size on.
+
+    None stands for every value. Fields that `config` does not have are those that are assumed.
+    """
+
+    op: str
+    kind: str
+    size: int
+    implementation: Implementation
+    record: str
+    dtype: str | None = None
+    bits: int | None = None
+    residual: bool | None = None
+    rows: int | None = None
+    config: Fields = ()
+    place: str = "A row"  # Where the row is written.
+
+    def covers(self, workload: Workload, kind: str) -> bool:
+        """Whether the row is of this workload on this kind of device, whatever its size."""
+        if (self.op, self.kind) != (workload.op, kind):
+            return False
+        keys = ("dtype", "bits", "residual", "rows")
+        return all(getattr(self, key) in (None, getattr(workload, key)) for key in keys)
+
+
 def use(rows: tuple[Measured, ...]) -> AbstractContextManager[None]:
-    """A context in which these rows are tried before the table, and no file is."""
-    context: AbstractContextManager[None] = _context(rows)
-    return context
+    """A context in which these rows are tried before those of the package, and no file is."""
+    found: AbstractContextManager[None] = context(rows)
+    return found
 
 
 @contextlib.contextmanager
@@ -49,7 +101,7 @@ def measured(file: str | os.PathLike[str]) -> Iterator[None]:
     `python -m pallas_kernels.bench --tune` writes such a file. Each line is a JSON object: from
     `size` coordinates on, `implementation` with `config` was the fastest for `op` on the kind of
     device `kind`; of `dtype`, `bits`, `residual` and `rows`, those that the line has must be equal.
-    Its rows are tried before the table of the package, the largest size first. Rows of other kinds
+    Its rows are tried before those of the package, the largest size first. Rows of other kinds
     of devices are ignored. A named implementation runs in the config of its row.
 
     An op traces its implementation, so the context must surround the call of a jitted function, not
@@ -87,23 +139,10 @@ def measured(file: str | os.PathLike[str]) -> Iterator[None]:
         yield
 
 
-def given() -> tuple[Measured, ...]:
-    """The rows of the context, else of the environment."""
-    rows: tuple[Measured, ...] | None = _context.value
-    return _of_environment() if rows is None else rows
-
-
-@functools.cache
-def table() -> tuple[Measured, ...]:
-    """The rows of the package, from the records of its repository."""
-    return read(FILE)
-
-
-@functools.cache
-def _of_environment() -> tuple[Measured, ...]:
-    file = os.environ.get(VARIABLE, "").strip()
+def read_of_variable(file: str) -> tuple[Measured, ...]:
+    """The rows of the file that the variable names."""
     try:
-        return read(file) if file else ()
+        return read(file)
     except OSError as error:
         error.add_note(f"The environment variable {VARIABLE} names this file.")
         raise
@@ -132,6 +171,15 @@ def write(file: pathlib.Path, rows: Iterable[Measured]) -> None:
     file.write_text("".join(lines))
 
 
+def _is_op(op: str) -> bool:
+    folder, _, function = op.partition(".")
+    try:
+        reference = importlib.import_module(f"pallas_kernels.{folder}.reference")
+    except ImportError:
+        return False
+    return callable(getattr(reference, function, None))
+
+
 def _row(line: bytes, place: str) -> Measured:
     def refuse(reason: str) -> NoReturn:
         raise ValueError(
@@ -155,7 +203,7 @@ def _row(line: bytes, place: str) -> Measured:
         refuse(f"it has no {missing[0]!r}")
     if values["implementation"] not in get_args(Implementation):
         refuse(f"`implementation` must be one of {get_args(Implementation)}")
-    if not is_op(values["op"]):
+    if not _is_op(values["op"]):
         refuse(f"there is no op {values['op']!r}")
     if values["size"] < 0:
         refuse(f"`size` must be at least 0, got {values['size']}")
