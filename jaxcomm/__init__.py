@@ -29,12 +29,15 @@ The public names, by purpose:
 - **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
 - **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
 - **Kernels**: `implementation` names the one that runs, reference or Pallas.
+- **Your own methods**: `aggregation.aggregator`, `gossip.gossiped`,
+  `synchronization.average_every`, `collectives`, and the type `Aggregator`.
 - **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
   `Fast`, `scattered`; `jaxcomm.testing` checks them.
 """
 
 from jaxcomm import (
     aggregation,
+    collectives,
     compression,
     gossip,
     methods,
@@ -47,6 +50,7 @@ from jaxcomm import (
 )
 from jaxcomm._axis import local_params
 from jaxcomm._contract import (
+    Aggregator,
     Claims,
     Codec,
     Coins,
@@ -126,6 +130,8 @@ from jaxcomm.training import make_step, simulate
 from pallas_kernels import implementation
 
 __all__ = [
+    "Aggregator",
+    "collectives",
     # Methods
     "atomo",
     "deep_gradient_compression",

@@ -21,6 +21,7 @@ CORE = [
     "_mesh",
     "_units",
     "_collectives",
+    "collectives",
     "_noise",
     "_workers",
     "_resize",

@@ -62,7 +62,12 @@ def is_method(function: Callable[..., Any]) -> bool:
 
 
 FUNCTIONS = functions([*PACKAGES, *OTHERS])
-METHODS = {name: value for name, value in FUNCTIONS.items() if is_method(value)}
+BUILDERS = {"aggregator", "coded_aggregator", "gossiped", "average_every"}  # Of methods.
+METHODS = {
+    name: value
+    for name, value in FUNCTIONS.items()
+    if is_method(value) and value.__name__ not in BUILDERS
+}
 
 WITHOUT_ROW = {
     "adaptive_budgets": "takes measured speeds: tests/aggregation/test_adaptive_budgets.py",
@@ -74,7 +79,7 @@ WITHOUT_ROW = {
     "shard_local": "goes around any row, on a mesh of two axes: tests/aggregation",
     "skip_nonfinite": "goes around any row: tests/aggregation/test_skip_nonfinite.py",
     "wait_free": "goes around any row: tests/scheduling/test_wait_free.py",
-    "per_worker": "keeps an optimizer's state and sends nothing: tests/test_per_worker.py",
+    "per_worker": "keeps an optimizer's state and sends nothing: tests/test_workers.py",
     "proximal": "goes around an optimizer, and sends nothing: tests/compression/regularizers",
     "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
     "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",

@@ -7,10 +7,11 @@ from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._all_reduce import all_reduce_mean, merged_mean
 from jaxcomm.aggregation._backup import BackupState, backup
 from jaxcomm.aggregation._budgeted import budgeted_mean
+from jaxcomm.aggregation._built import aggregator, coded_aggregator
 from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState
 from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
-from jaxcomm.aggregation._exchange import or_reduce
+from jaxcomm.aggregation._exchange import Exchanged, Part, or_reduce
 from jaxcomm.aggregation._fetch_sgd import fetch_sgd
 from jaxcomm.aggregation._gradient_norms import GradientNormsState, gradient_norms
 from jaxcomm.aggregation._gtop_k import gtop_k
@@ -31,6 +32,10 @@ from jaxcomm.aggregation._weight_gather import weight_gather
 from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order, zeroth_order_gradient
 
 __all__ = [
+    "aggregator",
+    "coded_aggregator",
+    "Exchanged",
+    "Part",
     "AccumulateState",
     "AdaptiveBudgetsState",
     "AdaptiveRatioState",

@@ -14,10 +14,10 @@ from jaxcomm import _axis, _collectives
 from jaxcomm._collectives import collective_switch, to_message
 from jaxcomm._contract import Aggregator, AxisName, Codec, Context, PyTree, require_state
 from jaxcomm._require import checked, require_untraced
+from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import encode_local
 from jaxcomm.aggregation._budgeted import CodecOf, Plan, budgeted_mean, plan_of, require_slow
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
-from jaxcomm.aggregation._stages import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 
 

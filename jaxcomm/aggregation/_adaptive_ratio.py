@@ -12,9 +12,9 @@ import optax
 from jaxcomm._collectives import collective_switch
 from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
 from jaxcomm._require import checked
+from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, require_switch, takes_options
-from jaxcomm.aggregation._stages import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 
 

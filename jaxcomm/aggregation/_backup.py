@@ -10,8 +10,8 @@ import optax
 from jaxcomm import _axis, _collectives, _noise
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._require import checked, own_weight, weight_dtype
+from jaxcomm.aggregation._aggregator import axes_of, needs_whole
 from jaxcomm.aggregation._delayed import require_count
-from jaxcomm.aggregation._stages import axes_of, needs_whole
 
 
 class BackupState(NamedTuple):

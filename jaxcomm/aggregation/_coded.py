@@ -30,6 +30,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import own_weight, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
+from jaxcomm.aggregation._aggregator import require_last_stage
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
 from jaxcomm.aggregation._exchange import (
     Exchange,
@@ -38,7 +39,6 @@ from jaxcomm.aggregation._exchange import (
     all_finite,
     nowhere_nan,
 )
-from jaxcomm.aggregation._stages import require_last_stage
 from jaxcomm.compression._stacked import stacked
 from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target

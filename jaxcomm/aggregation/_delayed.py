@@ -14,9 +14,9 @@ from jaxcomm._contract import Aggregator, PerWorker, PyTree, require_state
 from jaxcomm._require import checked, own_weight, remedy, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating
+from jaxcomm.aggregation._aggregator import axes_of, needs_whole, require_last_stage
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._exchange import all_finite, everywhere
-from jaxcomm.aggregation._stages import axes_of, needs_whole, require_last_stage
 
 
 class DelayedState(NamedTuple):

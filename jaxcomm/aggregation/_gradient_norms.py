@@ -11,8 +11,8 @@ from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._gradients import backward_of
 from jaxcomm._require import checked
+from jaxcomm.aggregation._aggregator import axes_of
 from jaxcomm.aggregation._coded import weigh
-from jaxcomm.aggregation._stages import axes_of
 
 
 class GradientNormsState(NamedTuple):

@@ -7,7 +7,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, AxisName, PyTree
 from jaxcomm._require import own_weight, weight_dtype
-from jaxcomm.aggregation._stages import axes_of, needs_whole
+from jaxcomm.aggregation._aggregator import axes_of, needs_whole
 
 
 def hierarchical(

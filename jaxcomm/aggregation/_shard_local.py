@@ -15,7 +15,7 @@ from jaxcomm._contract import Aggregator, MixingParts, PerWorker, PyTree, requir
 from jaxcomm._mesh import all_restricted, axes_in, is_spec, require_specs
 from jaxcomm._require import checked
 from jaxcomm._workers import state_specs
-from jaxcomm.aggregation._stages import axes_of
+from jaxcomm.aggregation._aggregator import axes_of
 
 
 def _is_marked(node: object) -> bool:

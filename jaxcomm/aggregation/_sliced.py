@@ -8,9 +8,9 @@ import optax
 from jaxcomm import _axis, _collectives
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._require import checked
+from jaxcomm.aggregation._aggregator import axes_of, is_stateless, needs_whole
 from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
 from jaxcomm.aggregation._shard_local import marked, unmarked
-from jaxcomm.aggregation._stages import axes_of, is_stateless, needs_whole
 
 
 class SlicedState(NamedTuple):

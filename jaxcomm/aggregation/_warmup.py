@@ -12,7 +12,7 @@ from jaxcomm._collectives import collective_switch
 from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._noise import following
 from jaxcomm._require import checked
-from jaxcomm.aggregation._stages import (
+from jaxcomm.aggregation._aggregator import (
     common_axes,
     common_state,
     is_stateless,

@@ -11,9 +11,11 @@ from jaxcomm.gossip._d2 import d2
 from jaxcomm.gossip._deep_squeeze import deep_squeeze
 from jaxcomm.gossip._dpsgd import dpsgd, matcha
 from jaxcomm.gossip._draw import draw
+from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
 from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
 from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._noloco import noloco
 from jaxcomm.gossip._periodic_averaging import periodic_averaging
 from jaxcomm.gossip._random_pairs import random_pairs
@@ -35,7 +37,9 @@ from jaxcomm.gossip._topologies import (
 
 __all__ = [
     "MatchaPlan",
+    "Mixed",
     "Mixing",
+    "MixingStep",
     "Spectral",
     "ad_psgd",
     "randomized",
@@ -47,6 +51,8 @@ __all__ = [
     "dpsgd",
     "draw",
     "erdos_renyi",
+    "gossiped",
+    "require_symmetric",
     "periodic_averaging",
     "exponential",
     "hypercube",

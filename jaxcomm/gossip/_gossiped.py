@@ -57,8 +57,20 @@ def plain_average(
 def require_symmetric(mixing: Mixing, method: str) -> Mixing:
     """Returns the mixing if a symmetric method preserves the mean over workers with it.
 
+    Args:
+      mixing: A mixing.
+      method: The name of the method, for the error message.
+
+    Returns:
+      The same mixing.
+
     Raises:
       ValueError: If a matrix is not symmetric.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.require_symmetric(gossip.to_mixing(gossip.ring(8)), "dpsgd").degree
+      2
     """
     if not mixing.symmetric:
         raise ValueError(
@@ -99,10 +111,16 @@ def gossiped(
     in_pairs: bool = False,
     weighs_steps: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes a transformation, to place after the optimizer, from a mixing and a method.
+    r"""Makes a transformation, to place after the optimizer, from a mixing and a method.
+
+    .. math:: x_i \gets x_i + \mathrm{method}(x_i, \Delta_i, \text{what neighbors send})
+
+    It divides parameters into units, scales steps by weights, leaves out absent workers, draws
+    random mixings, and skips a step of a worker that is not finite. Workers send what `method`
+    sends through its :class:`MixingStep`.
 
     Args:
-      mixing: The mixing.
+      mixing: The mixing, from :func:`to_mixing`.
       axis_name: The mesh axis, or axes, of the workers.
       start: From a worker's units of parameters to its initial memory.
       method: The step of a worker.
@@ -114,6 +132,25 @@ def gossiped(
       in_pairs: Whether the sender and the receiver of each message exchange messages in one round.
       weighs_steps: Whether a step is scaled by its weight relative to those of the neighbors.
         Otherwise the method uses the weight, and only steps of weight 0 are not taken.
+
+    Returns:
+      A transformation for parameters that differ by worker.
+
+    Raises:
+      ValueError: If an option is out of range; in `init` and `update`, if the mixing is of another
+        number of workers.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> def method(mixing_step, memory, x, steps):  # D-PSGD
+      ...     differences, disagreement = mixing_step.weighted_differences(x)
+      ...     changes = [a + b for a, b in zip(steps, differences)]
+      ...     return gossip.Mixed(changes, memory, disagreement)
+      >>> mixing = gossip.to_mixing(gossip.ring(8))
+      >>> tx = optax.chain(
+      ...     optax.sgd(0.1), gossip.gossiped(mixing, "data", lambda units: (), method)
+      ... )
     """
     if not isinstance(diagnostics, bool):
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")

@@ -13,8 +13,8 @@ from jaxcomm._collectives import after
 from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._gradients import Taker, backward_of
 from jaxcomm._units import BUCKET_BYTES
+from jaxcomm.aggregation._aggregator import common_axes, needs_whole
 from jaxcomm.aggregation._exchange import all_finite
-from jaxcomm.aggregation._stages import common_axes, needs_whole
 from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
 from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts

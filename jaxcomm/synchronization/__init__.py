@@ -24,6 +24,7 @@ from jaxcomm.synchronization._deal import (
 )
 from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._eager_diloco import eager_diloco
+from jaxcomm.synchronization._exchange import Period, average_every
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
 from jaxcomm.synchronization._local_sgd import local_sgd, post_local
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
@@ -67,6 +68,8 @@ from jaxcomm.synchronization._windows import (
 )
 
 __all__ = [
+    "Period",
+    "average_every",
     "Clock",
     "Deal",
     "StaleParams",

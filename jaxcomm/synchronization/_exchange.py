@@ -77,10 +77,33 @@ def require_aggregator(
 def average_every(
     period: Period,
     outer: optax.GradientTransformation,
-    aggregator: optax.GradientTransformation | None,
-    axis_name: AxisName,
+    aggregator: optax.GradientTransformation | None = None,
+    axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the displacements of workers every `period` steps; applies `outer` to the mean."""
+    r"""Averages the displacements of workers every `period` steps; applies `outer` to the mean.
+
+    .. math:: a \gets a + \mathrm{outer}\Big(\frac{1}{n} \sum_i (a - x_i)\Big), \qquad x_i \gets a
+
+    It handles weights, absent workers, skipped steps and failed exchanges. Workers send nothing
+    between exchanges, and in one what the aggregator sends.
+
+    Args:
+      period: The number of steps between exchanges, an int or a schedule `step -> int`.
+      outer: The outer optimizer, whose gradient is the negative mean displacement.
+      aggregator: Forms the mean. Default: the exact one.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      A transformation to place after the optimizer, for parameters that differ by worker.
+
+    Raises:
+      ValueError: If `period` is out of range, or `aggregator` averages over other axes.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm.synchronization import average_every
+      >>> tx = optax.chain(optax.sgd(0.5), average_every(2, optax.sgd(1.0)))
+    """
     require_axis_name(axis_name)
     period_at = period_of(period)
     require_aggregator(aggregator, axis_name)

@@ -26,7 +26,7 @@ def test_rows_come_back(ownership: str, shape: tuple[int, ...]) -> None:
 
 
 def test_neighbours_have_servers_of_their_own() -> None:
-    rows = ROWS["cyclic"].apart(jnp.arange(7), 3)
+    rows = ROW_CUTS["cyclic"].apart(jnp.arange(7), 3)
     np.testing.assert_array_equal(rows, [[0, 3, 6], [1, 4, 0], [2, 5, 0]])
 
 

@@ -316,7 +316,7 @@ def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> N
 
 
 def test_a_transformation_is_no_function() -> None:
-    with pytest.raises(ValueError, match=r"`fn` must be a function, .* got a `Gradient.*perf"):
+    with pytest.raises(ValueError, match=r"`fn` must be a function, .* got a `Aggregator`.*perf"):
         wire.account(jaxcomm.mean(), jnp.ones(3))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Context
+from jaxcomm import Codec, Context, Fast
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.feedback import error_feedback
@@ -61,7 +61,7 @@ def revealed(inner: Codec) -> Codec:
         values = integers.split(context, payload)[0].astype(jnp.float32)[: context.size]
         return jnp.pad(values, (0, context.size - values.size))
 
-    return inner.replace(decode=decode)
+    return inner.replace(decode=decode, fast=Fast(integers=integers))
 
 
 @pytest.mark.parametrize(("code", "inner"), LOSSLESS)

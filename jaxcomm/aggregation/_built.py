@@ -1,0 +1,144 @@
+"""Builds aggregators from an exchange: of arrays, or of units that a codec encodes."""
+
+from collections.abc import Callable
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomm import _axis, _units
+from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
+from jaxcomm._require import checked
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
+from jaxcomm.aggregation._exchange import Exchange, all_finite, everywhere
+
+
+@checked()
+def aggregator(
+    axis_name: AxisName,
+    exchange: Callable[[list[jax.Array]], list[jax.Array]],
+    *,
+    weighted: bool = True,
+    bucket_bytes: int = _units.BUCKET_BYTES,
+) -> Aggregator:
+    r"""Makes an aggregator without a codec from what workers exchange for a few arrays.
+
+    .. math:: (u_1, u_2, \ldots) = \mathrm{exchange}(x_{i,1}, x_{i,2}, \ldots)
+
+    It sends what `exchange` sends, and a flag of 4 bytes: a non-finite coordinate on any worker
+    makes the update NaN on all workers. With `weight=`, workers first scale their updates so that
+    the plain mean becomes the weighted one.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      exchange: From the float32 arrays of this worker, in which leaves are concatenated, to as many
+        arrays of the same shapes, equal on all workers bit for bit. Use the functions of
+        :mod:`jaxcomm.collectives`, which work in every mode, or those of `jax.lax`.
+      weighted: Whether `update` accepts `weight=`: not if the result is no mean.
+      bucket_bytes: The maximum size of an array in bytes; a larger leaf is one array.
+
+    Returns:
+      A stateless transformation to place before the optimizer.
+
+    Raises:
+      ValueError: In `update`, if `axis_name` is not bound, an update is already summed or not
+        floating-point, or `weight` is passed and not accepted.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import aggregation, collectives
+      >>> def median(axis_name="data"):
+      ...     def exchange(arrays):
+      ...         rows = [collectives.gather(x, axis_name) for x in arrays]
+      ...         return [jnp.median(each, axis=0) for each in rows]
+      ...
+      ...     return aggregation.aggregator(axis_name, exchange, weighted=False)
+      >>> tx = median()
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> print(jax.vmap(average, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
+      [2. 2. 2.]
+    """
+
+    def init_fn(params: PyTree) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: PyTree,
+        state: optax.EmptyState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        outer_axes: tuple[str, ...] = (),
+        shard_axes: tuple[str, ...] = (),
+        **extra_args: object,
+    ) -> tuple[PyTree, optax.EmptyState]:
+        del params, extra_args
+        require_state(state, optax.EmptyState, "this aggregator")
+        if weight is not None and not weighted:
+            raise ValueError("This aggregator takes no `weight`, since its result is no mean.")
+        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
+        arrays, _, join = _units.split(updates, "bucket", bucket_bytes)
+        if not arrays:
+            return updates, state
+        if weight is not None:
+            arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
+        finite = everywhere(axis_name, all_finite(arrays))
+        return join([jnp.where(finite, x, jnp.nan) for x in exchange(arrays)]), state
+
+    return Aggregator(init_fn, update_fn, axis_name)
+
+
+@checked()
+@takes_options
+def coded_aggregator(
+    axis_name: AxisName,
+    codec: Codec,
+    exchange: Exchange,
+    **options: Unpack[AggregatorOptions],
+) -> Aggregator:
+    r"""Makes an aggregator from a codec and an exchange of what it encodes.
+
+    .. math:: \bar x \approx \mathrm{exchange}(x_i, \text{codec})
+
+    It divides updates into units, keeps the codec's memory, draws coins, applies weights, and makes
+    the update NaN on all workers, without a change of memory, if the exchange says that a unit of
+    one is not finite. It sends what `exchange` sends.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      codec: The codec that supplies the memory, `finalize` and `diagnose` of a unit.
+      exchange: `[Part] -> Exchanged`: measures and encodes each :class:`Part`, sends the payloads,
+        and sets `memory` and `mean` of the part.
+      **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
+
+    Returns:
+      A transformation to place before the optimizer.
+
+    Raises:
+      ValueError: If an option is out of range; in `update`, if `axis_name` is not bound or an
+        update is already summed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import aggregation, collectives
+      >>> from jaxcomm.compression.quantizers import cast
+      >>> codec = cast("bfloat16")
+      >>> def exchange(parts):  # The payload of the first worker, for all.
+      ...     payloads = [part.codec.encode(part.context, part.x)[0] for part in parts]
+      ...     received = collectives.gather_contents("data", payloads)
+      ...     first = jax.tree.map(lambda x: x[0], received)
+      ...     means = [
+      ...         part._replace(
+      ...             memory=part.context.memory, mean=part.codec.decode(part.context, p)
+      ...         )
+      ...         for part, p in zip(parts, first)
+      ...     ]
+      ...     return aggregation.Exchanged(means, jnp.array(True))
+      >>> tx = aggregation.coded_aggregator("data", codec, exchange)
+      >>> update = lambda x: tx.update(x, tx.init(x))[0]
+      >>> print(jax.vmap(update, axis_name="data")(jnp.array([1.0, 2.0])))
+      [1. 1.]
+    """
+    return coded_mean(axis_name, codec, exchange, options)
