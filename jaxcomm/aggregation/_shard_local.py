@@ -10,11 +10,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _mesh
-from jaxcomm._axis import automatic_axes
+from jaxcomm._axis import automatic_axes, state_specs
 from jaxcomm._contract import MixingUpdate, PyTree
-from jaxcomm._mesh import all_restricted, axes_in, is_spec, require_specs
+from jaxcomm._mesh import all_restricted, axes_in, require_specs
 from jaxcomm._require import checked, require_state
-from jaxcomm._workers import state_specs
 from jaxcomm.aggregation._shard_state import as_structured, marked, marked_as_updated, unmarked
 from jaxcomm.aggregation._stages import averages_over, axes_of
 
@@ -31,7 +30,7 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     """The specs of the leaves of `updates`: `optax.masked` and `optax.partition` omit some."""
     spec_at = {
         jax.tree_util.keystr(path): spec
-        for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
+        for path, spec in jax.tree_util.tree_leaves_with_path(specs)
     }
 
     def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
@@ -63,7 +62,7 @@ def _labels(each: PyTree, workers: tuple[str, ...]) -> PyTree:
             )
         return _axis.label(tuple(sorted(axes)))
 
-    return jax.tree_util.tree_map_with_path(label, each, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(label, each)
 
 
 def _axes_of_label(label: str) -> tuple[str, ...]:
@@ -157,7 +156,7 @@ def shard_local(
     mixing = tx.update if isinstance(tx.update, MixingUpdate) else None
     workers = axes_of(tx, "shard_local") if mixing is None else mixing.axes
 
-    named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
+    named = [axes_in(spec) for spec in jax.tree.leaves(specs) if isinstance(spec, PartitionSpec)]
     named_axes = {name for names in named for name in names}
 
     def on_shards(
