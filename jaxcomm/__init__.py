@@ -48,7 +48,7 @@ from jaxcomm import (
     training,
     wire,
 )
-from jaxcomm._axis import local_params
+from jaxcomm._axis import local_params, state_specs
 from jaxcomm._contract import (
     Aggregator,
     Claims,
@@ -64,7 +64,7 @@ from jaxcomm._contract import (
 )
 from jaxcomm._gradients import local_value_and_grad
 from jaxcomm._resize import resize_workers
-from jaxcomm._workers import consensus, consensus_distance, init, per_worker, replicate, state_specs
+from jaxcomm._workers import consensus, consensus_distance, init, per_worker, replicate
 from jaxcomm.advise import advise
 from jaxcomm.aggregation import (
     accumulate,

@@ -15,6 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import jax
 import jax.extend.core
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from pallas_kernels._dispatch import target
@@ -209,6 +210,40 @@ def per_worker_axes(path: tuple[object, ...]) -> tuple[str, ...]:
     return tuple(str(keys[keys.index("per_worker") + 1]).split(","))
 
 
+def state_specs(state: PyTree) -> PyTree:
+    """One `PartitionSpec` per leaf: `PerWorker` leaves over their axes, the rest replicated.
+
+    Use it for `in_specs` and `out_specs` of `jax.shard_map`, or for the shardings of a checkpoint.
+    Nothing is sent.
+
+    Args:
+      state: A tree of arrays or of `jax.ShapeDtypeStruct`; it may be a train state that contains
+        the optimizer state.
+
+    Returns:
+      A tree of specs with the structure of `state`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxcomm
+      >>> state = {
+      ...     "step": jnp.int32(0),
+      ...     "residual": jaxcomm.PerWorker({"data": jnp.zeros((8, 3))}),
+      ... }
+      >>> specs = jaxcomm.state_specs(state)
+      >>> tuple(specs["step"]), tuple(specs["residual"].per_worker["data"])
+      ((), ('data',))
+    """
+
+    def spec(path: tuple[object, ...], leaf: object) -> PartitionSpec:
+        del leaf
+        axes = per_worker_axes(path)
+        if not axes:
+            return PartitionSpec()
+        return PartitionSpec(axes[0] if len(axes) == 1 else axes)
+
+    return jax.tree_util.tree_map_with_path(spec, state)
+
+
 def marked(tree: PyTree, axis_name: AxisName) -> PerWorker:
     """Marks this worker's values as different by worker, with a leading axis of 1 and in types.
 
@@ -251,6 +286,21 @@ def own(tree: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree
         )
 
     return jax.tree_util.tree_map_with_path(take, tree.per_worker[axis])
+
+
+def replica_axes(tree: PyTree, axis_name: AxisName) -> tuple[str, ...]:
+    """The axes over which a tree differs; if it is no `PerWorker`, those of the workers."""
+    if not isinstance(tree, PerWorker):
+        return names(axis_name)
+    (axes,) = tree.per_worker
+    return tuple(axes.split(","))
+
+
+def own_params(params: PyTree) -> PyTree:
+    """This worker's parameters, without the leading axis if they are `PerWorker`."""
+    if not isinstance(params, PerWorker):
+        return params
+    return own(params, replica_axes(params, ()), "The parameters")
 
 
 def is_simulated(axis_name: AxisName) -> bool:

@@ -32,46 +32,11 @@ _UNTYPED = (
 )
 
 
-_BOXED = (
-    "The parameters are in boxes with names of axes, such as flax's `Partitioned`, which a loss "
-    "may apply to the mesh of the workers: pass `flax.linen.meta.unbox(params)`."
-)
-
-
-def _is_boxed(node: object) -> bool:
-    return hasattr(node, "unbox")
-
-
 def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
     """The tree, marked as local where no types say so."""
     if all(_axis.mode(name) != "unchecked" for name in _axis.names(axis_name)):
         return tree
     return jax.tree.map(lambda x: checkpoint_name(x, LOCAL), tree)
-
-
-def own_loss(value: PyTree, has_aux: bool, axis_name: AxisName) -> PyTree:
-    """A loss, or `(loss, aux)`, of which the loss is typed as varying over `axis_name`.
-
-    Otherwise the gradient of a loss that is a mean over workers, as after `jax.lax.pmean`, would be
-    divided by their number once too often.
-    """
-    loss, *aux = value if has_aux else (value,)
-    loss = _named(_axis.local_params(loss, axis_name), axis_name)
-    return (loss, *aux) if has_aux else loss
-
-
-def rebuilt_value_and_grad(
-    loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = ()
-) -> LossFn:
-    """`jax.value_and_grad` of a worker's loss whose arguments are rebuilt when it is traced."""
-
-    def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        # The variables of flax.nnx belong to the trace in which they were last unflattened.
-        rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
-        value = loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
-        return own_loss(value, has_aux, axis_name)
-
-    return jax.value_and_grad(loss, has_aux=has_aux)
 
 
 @names_itself
@@ -108,7 +73,16 @@ def local_value_and_grad(
       [0. 1. 2.]
     """
 
-    value_and_grad = rebuilt_value_and_grad(loss_fn, has_aux, axis_name=axis_name)
+    def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        # The variables of flax.nnx belong to the trace in which they were last unflattened.
+        args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))
+        value = loss_fn(params, *args, **kwargs)
+        own, *aux = value if has_aux else (value,)
+        # Otherwise the gradient of a mean over workers would be divided once too often.
+        own = _named(_axis.local_params(own, axis_name), axis_name)
+        return (own, *aux) if has_aux else own
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
@@ -117,8 +91,6 @@ def local_value_and_grad(
         except (TypeError, ValueError) as error:
             if re.search("manual.axis.type", str(error)):
                 error.add_note(_UNTYPED)
-            if any(map(_is_boxed, jax.tree.leaves(params, is_leaf=_is_boxed))):
-                error.add_note(_BOXED)
             raise
         return value, _named(gradient, axis_name)
 
@@ -237,10 +209,25 @@ def backward_of(updates: PyTree) -> Backward | None:
 
 
 def parts_of_value(value: Any, has_model_state: bool, has_aux: bool) -> tuple[Any, PyTree, PyTree]:
-    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks."""
-    if has_model_state and has_aux:
-        loss, (model_state, aux) = value
-        return loss, model_state, aux
-    if has_model_state:
-        return *value, None
-    return (value[0], None, value[1]) if has_aux else (value, None, None)
+    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks.
+
+    Raises:
+      ValueError: If it is not the pair that the options announce.
+    """
+    if not (has_model_state or has_aux):
+        return value, None, None
+    both = has_model_state and has_aux
+    parts = value[1] if both and isinstance(value, tuple | list) and len(value) == 2 else value
+    if not (isinstance(parts, tuple | list) and len(parts) == 2):
+        options, pair = "has_model_state=True", "(loss, model_state)"
+        if has_aux:
+            options = f"{options}, has_aux=True" if both else "has_aux=True"
+            pair = "(loss, (model_state, aux))" if both else "(loss, aux)"
+        raise ValueError(
+            f"With `{options}`, `loss_fn` (and the value of `gradients`) must be a pair, "
+            f"`{pair}`, got {jax.tree.structure(value)}. For `window_gradients` and "
+            "`loss_scaled_gradients`, use `functools.partial(window_gradients, has_aux=True)`."
+        )
+    if both:
+        return value[0], *parts
+    return (value[0], value[1], None) if has_model_state else (value[0], None, value[1])

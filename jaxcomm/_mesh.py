@@ -108,14 +108,9 @@ def joined(first: PartitionSpec, second: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*(each[0] if len(each) == 1 else each or None for each in names))
 
 
-def is_spec(node: object) -> bool:
-    """Whether a node of a tree is a spec, which is a leaf although it may be a tuple."""
-    return isinstance(node, PartitionSpec)
-
-
 def all_restricted(specs: PyTree, axes: tuple[str, ...]) -> PyTree:
     """`restricted` for a tree of specs."""
-    return jax.tree.map(lambda spec: restricted(spec, axes), specs, is_leaf=is_spec)
+    return jax.tree.map(lambda spec: restricted(spec, axes), specs)
 
 
 def spec_on(mesh: Mesh, x: Any) -> PartitionSpec:
@@ -150,7 +145,7 @@ def specs_of_state(state: PyTree, base: PyTree, params: PyTree, param_specs: PyT
       params: The parameters.
       param_specs: Their specs.
     """
-    like = of_one_worker(params, jax.tree.leaves(param_specs, is_leaf=is_spec))
+    like = of_one_worker(params, jax.tree.leaves(param_specs))
     like.sort(key=lambda each: len(each[0]))
 
     def spec(path: tuple[Any, ...], x: Any, own: PartitionSpec) -> PartitionSpec:
@@ -332,40 +327,35 @@ def shard_map(
     traced arguments, if all axes are manual. Otherwise it treats the axes as Auto, and JAX
     reshards. How arguments are sharded over `shard_axes` does not change.
     """
-    manual = tuple(name for name in mesh.axis_names if name not in shard_axes)
-    in_specs, out_specs = (all_restricted(specs, manual) for specs in (in_specs, out_specs))
-    options: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs}
-    options["check_vma"] = check_vma
+    options: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": check_vma}
     if shard_axes:
-        options["axis_names"] = set(manual)
+        manual = tuple(name for name in mesh.axis_names if name not in shard_axes)
+        in_specs, out_specs = (all_restricted(specs, manual) for specs in (in_specs, out_specs))
+        options |= {"in_specs": in_specs, "out_specs": out_specs, "axis_names": {*manual}}
     auto = mesh
     if isinstance(mesh, Mesh):
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
-    def typed(x: Any) -> bool:
-        sharding = explicit_sharding(x)
-        return sharding is not None and AxisType.Explicit in mesh.axis_types
+    def reshard(spec: PartitionSpec, tree: PyTree) -> PyTree:
+        def one(x: jax.Array) -> jax.Array:
+            own = explicit_sharding(x) if shard_axes else None
+            over = spec if own is None else joined(spec, restricted(own.spec, shard_axes))
+            return jax.sharding.reshard(x, NamedSharding(mesh, over))
+
+        return jax.tree.map(one, tree)
 
     def apply(*args: PyTree) -> PyTree:
         current = jax.sharding.get_abstract_mesh()
-        is_typed = is_traced(args) and any(map(typed, jax.tree.leaves(args)))
-        if current.empty and is_typed and not shard_axes:
-            # A callback to the host fails in a program whose meshes differ in the types of axes.
-            # If some axes are not manual, the loss would have to name them in its operations.
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return apply(*args)
+        if current.empty and not shard_axes and AxisType.Explicit in mesh.axis_types:
+            leaves = jax.tree.leaves(args)
+            if is_traced(leaves) and not all(explicit_sharding(x) is None for x in leaves):
+                # A callback to the host fails in a program whose meshes differ in the types of
+                # axes. If some axes are not manual, the loss would have to name them.
+                with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                    return apply(*args)
         if current.empty or not current.explicit_axes:
             return jax.shard_map(fn, mesh=auto, **options)(*args)
-
-        def reshard(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            def one(x: jax.Array) -> jax.Array:
-                sharding = explicit_sharding(x)
-                own = _REPLICATED if sharding is None else restricted(sharding.spec, shard_axes)
-                return jax.sharding.reshard(x, NamedSharding(mesh, joined(spec, own)))
-
-            return jax.tree.map(one, tree)
-
-        args = jax.tree.map(reshard, in_specs, args, is_leaf=is_spec)
+        args = jax.tree.map(reshard, in_specs, args)
         return jax.shard_map(fn, mesh=mesh, **options)(*args)
 
     return apply

@@ -1,13 +1,11 @@
 """Argument checks, whose errors name the argument, the rule, the value and the remedy."""
 
-import contextlib
 import functools
 import inspect
 import itertools
 import math
-import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -111,32 +109,6 @@ def require_transformation(tx: Any, option: str = "tx") -> None:
         raise ValueError(CODEC_IN_CHAIN)
     if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
-
-
-@contextlib.contextmanager
-def explained(explain: Callable[[Exception], Exception]) -> Iterator[None]:
-    """Raises what `explain` returns for an error, or the error itself if it has no explanation."""
-    try:
-        yield
-    except Exception as error:
-        cause = explain(error)
-        if cause is error:
-            raise
-        raise cause from error
-
-
-def explain_init_error(error: Exception) -> Exception:
-    """Returns an error that names the cause of an error of `tx.init`, or else the error itself.
-
-    Only `optax.chain` calls the `init` of a codec directly, and with a tree instead of an array.
-    """
-    modules = [
-        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
-    for caller, called in itertools.pairwise(modules):
-        if caller.startswith("optax.") and called.startswith("jaxcomm.compression."):
-            return ValueError(CODEC_IN_CHAIN)
-    return error
 
 
 def _children(node: Any) -> tuple[Any, ...]:
@@ -269,20 +241,6 @@ _RULES: dict[str, Callable[[Any, str], None]] = {
 }
 
 
-def answer_uncalled(*constructors: Callable[..., Any]) -> None:
-    """Adds an `init` that raises, so that `optax.chain(constructor)` says what is wrong.
-
-    `optax.chain` reads the attribute `init` of its arguments.
-    """
-    for constructor in constructors:
-
-        def init(params: Any, name: str = constructor.__name__) -> Any:
-            del params
-            raise ValueError(f"`{name}` is a function: call it, as in `{name}(...)`.")
-
-        vars(constructor)["init"] = init
-
-
 def checked(
     *traceable: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
@@ -311,7 +269,6 @@ def checked(
                     rules.get(option, require_untraced)(value, option)
             return named(*args, **kwargs)
 
-        answer_uncalled(checked_construct)
         return checked_construct
 
     return check
@@ -365,6 +322,14 @@ _NOISE = {"add_noise"}
 
 
 _PRIVATE = {"differentially_private_aggregate"}
+
+
+# Those that run what they wrap in a branch, where no collective may be, and what to do instead.
+_BRANCHES = {
+    "apply_if_finite": "use `jaxcomm.skip_nonfinite(tx)`",
+    "conditionally_mask": "place it around the transformations after the aggregator only",
+    "conditionally_transform": "place it around the transformations after the aggregator only",
+}
 
 
 # What comes before these is meant for each worker, or is an error of theirs.
@@ -464,13 +429,20 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
         return _in_turn([tx for _, tx in variables["transforms"]], path)
     if name == "inject_hyperparams":
         return _beside([*variables.values()], (*path, "inner_factory"))
-    return _beside(variables.values(), path)
+    held = _beside(variables.values(), path)
+    if held.aggregates and name in _BRANCHES:
+        raise ValueError(
+            f"An aggregator cannot run inside `optax.{name}`, whose branch some workers may not "
+            f"take: {_BRANCHES[name]}."
+        )
+    return held
 
 
 def require_clips_of_the_mean(tx: optax.GradientTransformation) -> None:
     """Raises a ValueError if one that is not linear, or adds noise, comes before an aggregator.
 
-    It is silent about what no chain of optax shows: functions of the user.
+    Or if one runs an aggregator in a branch. It is silent about what no chain of optax shows:
+    functions of the user.
     """
     _held(tx, ())
 

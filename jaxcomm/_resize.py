@@ -20,9 +20,10 @@ from jax.sharding import (
 )
 
 from jaxcomm import _axis
+from jaxcomm._axis import own_params, state_specs
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import require_axes, shard_map
-from jaxcomm._workers import consensus, init, own_params, replicate, state_specs, worker_axes
+from jaxcomm._workers import consensus, init, replicate, worker_axes
 
 Rule = Callable[[PyTree, PyTree], PyTree]
 """`(state, initial state for the new workers) -> state for the new workers`; leaves are global."""

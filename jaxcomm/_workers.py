@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree, reports, require_state
 from jaxcomm._mesh import (
-    is_spec,
     is_traced,
     kept_specs,
     over_workers_of,
@@ -33,8 +32,6 @@ from jaxcomm._mesh import (
 from jaxcomm._require import (
     checked,
     described,
-    explain_init_error,
-    explained,
     own_weight,
     require_arrays,
     require_axis_name,
@@ -42,40 +39,6 @@ from jaxcomm._require import (
     require_exchange_last,
     require_transformation,
 )
-
-
-def state_specs(state: PyTree) -> PyTree:
-    """One `PartitionSpec` per leaf: `PerWorker` leaves over their axes, the rest replicated.
-
-    Use it for `in_specs` and `out_specs` of `jax.shard_map`, or for the shardings of a checkpoint.
-    Nothing is sent.
-
-    Args:
-      state: A tree of arrays or of `jax.ShapeDtypeStruct`; it may be a train state that contains
-        the optimizer state.
-
-    Returns:
-      A tree of specs with the structure of `state`.
-
-    Example:
-      >>> import jax.numpy as jnp, jaxcomm
-      >>> state = {
-      ...     "step": jnp.int32(0),
-      ...     "residual": jaxcomm.PerWorker({"data": jnp.zeros((8, 3))}),
-      ... }
-      >>> specs = jaxcomm.state_specs(state)
-      >>> tuple(specs["step"]), tuple(specs["residual"].per_worker["data"])
-      ((), ('data',))
-    """
-
-    def spec(path: tuple[Any, ...], leaf: object) -> PartitionSpec:
-        del leaf
-        axes = _axis.per_worker_axes(path)
-        if not axes:
-            return PartitionSpec()
-        return PartitionSpec(axes[0] if len(axes) == 1 else axes)
-
-    return jax.tree_util.tree_map_with_path(spec, state)
 
 
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
@@ -104,7 +67,6 @@ def over_workers(
 
     Sharded leaves are `[workers, ...]` outside, and `[1, ...]` inside `fn`.
     """
-    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
 
     def axes_of(spec: PartitionSpec) -> list[str]:
         first = spec[0] if spec else ()
@@ -139,7 +101,7 @@ def over_workers(
         mapped = fn
         for name in reversed([*axes]):
             mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
-                lambda spec: 0 if name in axes_of(spec) else None, specs, is_leaf=is_spec
+                lambda spec: 0 if name in axes_of(spec) else None, specs
             )
             mapped = jax.vmap(
                 mapped,
@@ -148,18 +110,10 @@ def over_workers(
                 axis_name=name,
                 axis_size=axes[name],
             )
-        split_args = jax.tree.map(split, in_specs, args, is_leaf=is_spec)
-        return jax.tree.map(join, out_specs, mapped(*split_args), is_leaf=is_spec)
+        split_args = jax.tree.map(split, in_specs, args)
+        return jax.tree.map(join, out_specs, mapped(*split_args))
 
     return apply
-
-
-def own_params(params: PyTree) -> PyTree:
-    """This worker's parameters, without the leading axis if they are `PerWorker`."""
-    if not isinstance(params, PerWorker):
-        return params
-    (axes,) = params.per_worker
-    return _axis.own(params, tuple(axes.split(",")), "The parameters")
 
 
 def init(
@@ -206,11 +160,11 @@ def init(
     require_transformation(tx)
     require_clips_of_the_mean(tx)
     structure: list[PyTree] = []
-    param_specs = state_specs(params)
+    param_specs = _axis.state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
-        with explained(explain_init_error), reports() as found:
-            state = tx.init(own_params(params))
+        with reports() as found:
+            state = tx.init(_axis.own_params(params))
         mixing = {id(part) for each, part in found if each.kind in ("gossip", "local")}
         require_exchange_last(state, mixing)
         return state
@@ -246,14 +200,14 @@ def init(
         if shard_axes:
             raise ValueError("`shard_axes` needs a mesh: simulated workers have no such axes.")
         jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
-        specs = state_specs(structure[0])
+        specs = _axis.state_specs(structure[0])
         simulated = over_workers(first, axes, (param_specs,), specs)
         return jax.jit(simulated)(jax.tree.map(strong, params))
     shards = require_shard_axes(mesh, (), shard_axes)
     placed = param_specs if is_traced(params) else kept_specs(params, mesh, param_specs, shards)
-    with tracing(shards, params, jax.tree.leaves(placed, is_leaf=is_spec)):
+    with tracing(shards, params, jax.tree.leaves(placed)):
         jax.eval_shape(shard_map(record, mesh, (param_specs,), (), shards), params)
-        specs = state_specs(structure[0])
+        specs = _axis.state_specs(structure[0])
         run = shard_map(first, mesh, (param_specs,), specs, shards)
         if is_traced(params):
             return run(params)

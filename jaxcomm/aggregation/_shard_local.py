@@ -10,11 +10,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _mesh
-from jaxcomm._axis import automatic_axes
+from jaxcomm._axis import automatic_axes, state_specs
 from jaxcomm._contract import Aggregator, MixingParts, PerWorker, PyTree, require_state
-from jaxcomm._mesh import all_restricted, axes_in, is_spec, require_specs
+from jaxcomm._mesh import all_restricted, axes_in, require_specs
 from jaxcomm._require import checked
-from jaxcomm._workers import state_specs
 from jaxcomm.aggregation._aggregator import axes_of
 
 
@@ -155,7 +154,7 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     """The specs of the leaves of `updates`: `optax.masked` and `optax.partition` omit some."""
     spec_at = {
         jax.tree_util.keystr(path): spec
-        for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
+        for path, spec in jax.tree_util.tree_leaves_with_path(specs)
     }
 
     def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
@@ -187,7 +186,7 @@ def _labels(each: PyTree, workers: tuple[str, ...]) -> PyTree:
             )
         return _axis.label(tuple(sorted(axes)))
 
-    return jax.tree_util.tree_map_with_path(label, each, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(label, each)
 
 
 def _axes_of_label(label: str) -> tuple[str, ...]:
@@ -282,7 +281,7 @@ def shard_local(
     mixing = parts if isinstance(parts, MixingParts) else None
     workers = axes_of(tx, "shard_local", ("mean", "loss") if mixing is None else ("gossip",))
 
-    named = [axes_in(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec) if is_spec(spec)]
+    named = [axes_in(spec) for spec in jax.tree.leaves(specs) if isinstance(spec, PartitionSpec)]
     named_axes = {name for names in named for name in names}
 
     def on_shards(

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._collectives import gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, PyTree
-from jaxcomm._mesh import axes_in, is_spec
+from jaxcomm._mesh import axes_in
 from jaxcomm._require import checked, require_axis_name, require_codec
 from jaxcomm._units import Scope, require_floating
 from jaxcomm.aggregation._coded import AggregatorOptions, choose
@@ -154,7 +154,7 @@ def _dimensions(specs: PyTree, like: PyTree, axis_name: AxisName) -> list[int | 
                 )
             found.append(dimension)
 
-    jax.tree_util.tree_map_with_path(add, specs, like, is_leaf=is_spec)
+    jax.tree_util.tree_map_with_path(add, specs, like)
     return found
 
 

@@ -280,11 +280,10 @@ class ZerothOrderState(NamedTuple):
     key: jax.Array  # key[], of the directions
     step: jax.Array  # uint32[]
 
-
-def evaluates_loss(opt_state: optax.OptState) -> bool:
-    """Whether the state has a part of `zeroth_order`."""
-    is_ours = lambda node: isinstance(node, ZerothOrderState)  # noqa: E731
-    return any(map(is_ours, jax.tree.leaves(opt_state, is_leaf=is_ours)))
+    @property
+    def taker(self) -> Taker:
+        """That the transformation evaluates the loss."""
+        return ZEROTH_ORDER
 
 
 @checked("smoothing")

@@ -1,9 +1,5 @@
 """Codecs of one array. A codec names no mesh axis."""
 
-import inspect
-
-from jaxcomm._contract import Codec
-from jaxcomm._require import answer_uncalled
 from jaxcomm.compression import (
     codes,
     feedback,
@@ -42,9 +38,3 @@ __all__ = [
     "sketches",
     "sparsifiers",
 ]
-
-for _module in (codes, feedback, low_rank, quantizers, sketches, sparsifiers):
-    for _name in _module.__all__:
-        _make = getattr(_module, _name)
-        if inspect.isfunction(_make) and inspect.signature(_make).return_annotation is Codec:
-            answer_uncalled(_make)

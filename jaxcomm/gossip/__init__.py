@@ -4,7 +4,6 @@ Graphs need networkx, and :func:`matcha_plan` needs cvxpy: `pip install "jaxcomm
 mixing matrix needs neither.
 """
 
-from jaxcomm._require import answer_uncalled
 from jaxcomm.gossip._ad_psgd import ad_psgd
 from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
 from jaxcomm.gossip._d2 import d2
@@ -75,7 +74,3 @@ __all__ = [
     "to_rounds",
     "torus",
 ]
-
-answer_uncalled(
-    ad_psgd, choco_sgd, d2, deep_squeeze, dpsgd, periodic_averaging, matcha, noloco, sgp
-)

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxcomm._mesh import is_spec
-from jaxcomm._workers import init, state_specs
+from jaxcomm._axis import state_specs
+from jaxcomm._workers import init
 
 SIDE, LEAVES = 1024, 4
 """The update that is timed: square matrices, since low-rank methods factor matrices."""
@@ -39,7 +39,7 @@ def _prepared(
         update, mesh=mesh, in_specs=(whole, specs), out_specs=(whole, specs), check_vma=False
     )
     # XLA would place results on the device and not on its mesh: the second call would compile too.
-    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (whole, specs), is_leaf=is_spec)
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (whole, specs))
     run = jax.jit(mapped, out_shardings=placed)
 
     def once() -> Any:

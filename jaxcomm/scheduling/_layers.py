@@ -164,11 +164,18 @@ def guarded(params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.guarded() if is_layers(x) else x, params, is_leaf=is_layers)
 
 
-def explain_guard(error: Exception) -> Exception:
-    """Returns an error that names the cause of an error about a guard, or else the error itself."""
-    if "key<urbg>" in str(error):
-        return ValueError(computed_with("stacked parameters"))
-    return error
+def naming_guards(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, whose errors about a guard name their cause."""
+
+    def named(*args: Any) -> Any:
+        try:
+            return fn(*args)
+        except Exception as error:
+            if "key<urbg>" in str(error):
+                raise ValueError(computed_with("stacked parameters")) from error
+            raise
+
+    return named
 
 
 def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:

@@ -41,11 +41,10 @@ class WaitFreeState(NamedTuple):
     groups: tuple[Any, ...]  # one per group of leaves
     layers: tuple[Any, ...]  # one per stack of layers; leaves are [layers, ...]
 
-
-def aggregates_in_backward(opt_state: optax.OptState) -> bool:
-    """Whether the state has a part of `wait_free`."""
-    is_ours = lambda node: isinstance(node, WaitFreeState)  # noqa: E731
-    return any(map(is_ours, jax.tree.leaves(opt_state, is_leaf=is_ours)))
+    @property
+    def taker(self) -> Taker:
+        """That the transformation runs the backward pass."""
+        return WAIT_FREE
 
 
 def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:

@@ -4,7 +4,6 @@ In an exchange, workers combine their parameters or gradients. A window is the c
 one exchange, in which workers may finish different numbers of mini-batches.
 """
 
-from jaxcomm._require import answer_uncalled
 from jaxcomm.synchronization import events
 from jaxcomm.synchronization._barriers import (
     Barrier,
@@ -127,15 +126,3 @@ __all__ = [
     "windows_run_time",
     "events",
 ]
-
-answer_uncalled(
-    diloco,
-    eager_diloco,
-    local_sgd,
-    pr_sgd,
-    proximal_point,
-    scale_by_finished,
-    slowmo,
-    sparseloco,
-    streaming_diloco,
-)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm._axis import state_specs
 from jaxcomm._contract import PyTree
-from jaxcomm._workers import state_specs
 from jaxcomm.testing._law import require_equal, require_law, require_types
 from jaxcomm.testing._updates import rows_of, tree_of
 from jaxcomm.testing._workers import Mode, aggregator, initial, program

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from jaxcomm._axis import state_specs
 from jaxcomm._contract import PyTree
-from jaxcomm._workers import init, state_specs
+from jaxcomm._workers import init
 
 Mode = Literal["checked", "unchecked", "vmap"]
 

@@ -4,8 +4,7 @@ from jaxcomm.training._fully_sharded import fully_sharded_value_and_grad, slice_
 from jaxcomm.training._loss_scale import LossScaled, loss_scaled, loss_scaled_gradients
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._nonfinite import describe_nonfinite
-from jaxcomm.training._overlapped_step import make_overlapped_step
-from jaxcomm.training._second_mesh import second_mesh
+from jaxcomm.training._overlapped_step import make_overlapped_step, second_mesh
 from jaxcomm.training._simulate import simulate
 
 __all__ = [

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._gradients import LossFn
-from jaxcomm._mesh import is_spec, require_axes, shard_map
+from jaxcomm._gradients import LossFn, parts_of_value
+from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import (
     Codecs,
@@ -20,8 +20,8 @@ from jaxcomm.aggregation._weight_gather import (
     weight_gather,
 )
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
-from jaxcomm.training._carry import typed_as
-from jaxcomm.training._mistakes import require_aux, require_divisible, require_means, require_parts
+from jaxcomm.training._arguments import require_divisible, typed_as
+from jaxcomm.training._means import require_aux, require_means
 
 
 def slice_specs(
@@ -85,12 +85,12 @@ def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers:
                 )
 
     try:
-        jax.tree.map(lambda spec, part: None, specs, params, is_leaf=is_spec)
+        jax.tree.map(lambda spec, part: None, specs, params)
     except ValueError as error:
         raise ValueError(
             f"`specs` must have a `PartitionSpec` for each parameter, or be a prefix: {error}"
         ) from error
-    jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
+    jax.tree_util.tree_map_with_path(check, specs, params)
 
 
 def fully_sharded_value_and_grad(
@@ -191,7 +191,7 @@ def fully_sharded_value_and_grad(
         else:
             with averaging_whole_leaves(slices, specs, axis_name) as parts:
                 value = loss_fn(parts, batch, key, **shares)
-        require_parts(value, False, has_aux)
+        parts_of_value(value, False, has_aux)
         return value
 
     def mean(x: Any) -> jax.Array:

@@ -11,7 +11,6 @@ from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
-from jaxcomm.training._mistakes import require_parts
 
 _MOST_SCALE = 2.0**24
 
@@ -118,7 +117,6 @@ def loss_scaled_gradients(
 
     def scaled(params: PyTree, *args: PyTree) -> Any:
         value = loss_fn(params, *args)
-        require_parts(value, True, has_aux)
         loss, state, aux = parts_of_value(value, True, has_aux)
         loss = jnp.asarray(loss).astype(jnp.float32)
         return loss * scale, (loss, state, aux)

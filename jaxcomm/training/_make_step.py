@@ -1,5 +1,6 @@
 """A training step over the workers of a mesh."""
 
+import contextlib
 import math
 
 import jax
@@ -10,7 +11,6 @@ from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import (
-    is_spec,
     is_traced,
     kept_specs,
     place,
@@ -18,7 +18,7 @@ from jaxcomm._mesh import (
     require_shard_axes,
     tracing,
 )
-from jaxcomm.training._carry import (
+from jaxcomm.training._arguments import (
     Carry,
     Given,
     Latest,
@@ -30,20 +30,15 @@ from jaxcomm.training._carry import (
     require_batch_axes,
     require_carry,
     require_carry_kept,
-    require_whole_carry,
+    require_divided,
+    require_divisible,
+    require_global,
+    require_used,
     sharded_as,
     typed_as,
     unshared,
 )
-from jaxcomm.training._metrics import Metrics, check_metrics
-from jaxcomm.training._mistakes import (
-    require_arrays_only,
-    require_divided,
-    require_divisible,
-    require_global,
-    require_step_of,
-    require_used,
-)
+from jaxcomm.training._means import Metrics
 from jaxcomm.training._worker_step import GradientFn, WorkerStep
 
 
@@ -149,8 +144,8 @@ def make_step(
         belongs to one process only; if parameters differ by worker, and devices along one of
         `shard_axes` would all compute the same rows; if aux is not a dict of means,
         or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
-        if updates or state would differ by worker; if the state belongs to another `tx` or number
-        of workers; if parameters are sharded over other axes than `shard_axes` or were already
+        if updates or state would differ by worker; if the state belongs to another number of
+        workers; if parameters are sharded over other axes than `shard_axes` or were already
         donated; if a transformation would gather sharded parameters; or if no transformation in
         `tx` uses an extra argument.
 
@@ -166,16 +161,12 @@ def make_step(
       1.0 4.0
     """
     require_axes(mesh, axis_name)
-    require_step_of(loss_fn, tx, gradients, has_model_state)
-    check_metrics(metrics)
     names, shards = _axis.names(axis_name), require_shard_axes(mesh, axis_name, shard_axes)
     split = require_batch_axes(batch_axes, shards)
     inner = tuple(name for name in mesh.axis_names if name not in (*names, *shards))
     sizes = dict(mesh.shape)
     devices = math.prod(sizes[name] for name in (*names, *inner, *split))
-    of_worker = WorkerStep(
-        loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
-    )
+    of_worker = WorkerStep(loss_fn, tx, names, inner, has_aux, has_model_state, gradients, metrics)
     batch_spec, whole = PartitionSpec((*names, *inner, *split)), PartitionSpec()
 
     def on_mesh(
@@ -186,7 +177,8 @@ def make_step(
     ) -> tuple[Carry, dict[str, jax.Array]]:
         if split:
             given = given._replace(batch=sharded_as(given.batch, mesh, batch_spec))
-        with tracing(shards, carry.params, kept):  # The specs of the parameters are the first.
+        # The specs of the parameters are the first.
+        with tracing(shards, carry.params, kept) if shards else contextlib.nullcontext():
             new, values, diagnostics = of_worker.on_mesh(mesh, carry, given, extra_args, shards)
         return typed_as(constrained(new, mesh, kept), carry), values | diagnostics
 
@@ -215,7 +207,7 @@ def make_step(
     def placed_carry(carry: Carry, batch: PyTree) -> Carry:
         nonlocal kept
         carry, specs = place_carry(carry, mesh, shards)
-        kept = tuple(jax.tree.leaves(specs, is_leaf=is_spec)) if shards else ()
+        kept = tuple(jax.tree.leaves(specs)) if shards else ()
         if isinstance(carry.params, PerWorker):
             of_batch = jax.tree.map(lambda _: batch_spec, batch)
             of_batch = kept_specs(batch, mesh, of_batch, shards)
@@ -226,13 +218,12 @@ def make_step(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
-        require_arrays_only(extra_args, used)
         known = latest.has(carry)
         if not known:
-            require_carry(carry, sizes, axis_name)
+            require_carry(carry, sizes, axis_name, shards)
         if is_traced((given, extra_args)) or (not known and is_traced(carry)):
-            require_whole_carry(carry, shards)
-            require_used(on_mesh, (carry, given), extra_args, used, devices)
+            program = lambda: jax.make_jaxpr(on_mesh)(carry, given, extra_args)  # noqa: E731
+            require_used(extra_args, used, devices, program)
             return on_mesh(carry, given, extra_args)
         require_global(given.batch, mesh)
         if not known:
@@ -247,8 +238,9 @@ def make_step(
         given = Given(batch, key, shared)
         if donate and not (known and latest.shares_nothing_with((given, extra_args))):
             carry = unshared(carry, given, extra_args, distinct=known)
-        require_used(on_mesh, (carry, given), extra_args, used, devices)
-        new, values = jitted(carry, given, extra_args, kept)
+        args = (carry, given, extra_args, kept)
+        require_used(extra_args, used, devices, lambda: jitted.trace(*args).jaxpr)
+        new, values = jitted(*args)
         latest.keep(new, known)
         return new, values
 

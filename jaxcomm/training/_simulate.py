@@ -12,22 +12,18 @@ from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, strong
 from jaxcomm._workers import over_workers, worker_axes
-from jaxcomm.training._carry import (
+from jaxcomm.training._arguments import (
     Carry,
     Given,
     Step,
     public_step,
     require_carry,
     require_carry_kept,
+    require_divisible,
+    require_used,
     unshared,
 )
-from jaxcomm.training._metrics import Metrics, check_metrics
-from jaxcomm.training._mistakes import (
-    require_arrays_only,
-    require_divisible,
-    require_step_of,
-    require_used,
-)
+from jaxcomm.training._means import Metrics
 from jaxcomm.training._worker_step import GradientFn, WorkerStep
 from jaxcomm.wire._walk import SIMULATED
 
@@ -89,14 +85,10 @@ def simulate(
         raise ValueError(
             f"`axis_name`={axis_name!r} must name axes of {workers!r}, in the same order."
         )
-    require_step_of(loss_fn, tx, gradients, has_model_state)
-    check_metrics(metrics)
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     inner = tuple(name for name in axes if name not in names)
     devices = math.prod(axes.values())
-    of_worker = WorkerStep(
-        loss_fn, tx, axis_name, inner, has_aux, has_model_state, gradients, metrics
-    )
+    of_worker = WorkerStep(loss_fn, tx, names, inner, has_aux, has_model_state, gradients, metrics)
 
     def on_mesh(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]
@@ -121,8 +113,8 @@ def simulate(
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
         require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
-        require_arrays_only(extra_args, used)
-        require_used(on_mesh, (carry, given), extra_args, used, devices)
+        program = lambda: jitted.trace(carry, given, extra_args).jaxpr  # noqa: E731
+        require_used(extra_args, used, devices, program)
 
     def run(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]

@@ -13,25 +13,20 @@ import jax
 
 from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LOCAL
-from jaxcomm._mesh import axes_in, is_spec
+from jaxcomm._mesh import axes_in
 from jaxcomm.wire._program import branches, inlined, is_literal, jaxprs
+from jaxcomm.wire._walk import COLLECTIVES
 
 EQUAL, REDUCED, DIFFERENT = range(3)
 Value: TypeAlias = tuple[int, ...]
 """For each axis: whether a value is equal by construction, by a reduction over the axis, or not."""
 
-_REDUCTIONS = {
-    *("psum", "psum2", "psum_invariant", "pmax", "pmin"),
-    *("all_gather", "all_gather_invariant", "all_gather_reduced"),
-}
-_COLLECTIVES = _REDUCTIONS | {
-    *("ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psum_scatter"),
-}
+_REDUCTIONS = {name for name, kind in COLLECTIVES.items() if kind in ("all_reduce", "all_gather")}
 
 
 def _names_of(eqn: Any) -> tuple[str, ...]:
     """The axes of a collective, or of `axis_index`; empty for other equations."""
-    if eqn.primitive.name not in _COLLECTIVES | {"axis_index"}:
+    if eqn.primitive.name not in {*COLLECTIVES, "axis_index"}:
         return ()
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return (names,) if isinstance(names, str) else tuple(names)
@@ -176,54 +171,29 @@ class Varies:
 
     over: tuple[str, ...]
     reduced: tuple[str, ...]
-    is_scalar: bool
 
 
 def infer(
-    fn: Callable[..., PyTree],
-    shard_map: Callable[..., Callable[..., PyTree]],
-    axes: tuple[str, ...],
-    in_specs: PyTree,
-    args: PyTree,
+    jaxpr: Any, shapes: PyTree, axes: tuple[str, ...], in_specs: PyTree, args: PyTree
 ) -> PyTree:
-    """How each result of `fn` varies, a tree of `Varies`.
+    """How each result of the program of one device varies, a tree of `Varies`.
 
     Args:
-      fn: The function of one device.
-      shard_map: `(fn, in_specs=, out_specs=) -> fn of all devices`, which does not check types.
+      jaxpr: The program.
+      shapes: The tree of its results.
       axes: The axes over which devices may differ.
       in_specs: How arguments are sharded over them, a prefix of `args`.
       args: The arguments of all devices.
     """
     inference = Inference(axes)
-    inputs: list[Value] = []
-    jax.tree.map(
-        lambda spec, part: inputs.extend(
-            [inference.over(axes_in(spec))] * len(jax.tree.leaves(part))
-        ),
-        in_specs,
-        args,
-        is_leaf=is_spec,
-    )
-    results: list[PyTree] = []
+    specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
+    results = inference.results_of(jaxpr, [inference.over(axes_in(spec)) for spec in specs])
 
-    def probe(*args: PyTree) -> tuple[()]:
-        jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        values = inference.results_of(jaxpr.jaxpr, inputs)
+    def those(value: Value, how: int) -> tuple[str, ...]:
+        return tuple(name for name, is_ in zip(axes, value, strict=True) if is_ == how)
 
-        def those(value: Value, how: int) -> tuple[str, ...]:
-            return tuple(name for name, is_ in zip(axes, value, strict=True) if is_ == how)
-
-        leaves, structure = jax.tree.flatten(shapes)
-        found = [
-            Varies(those(value, DIFFERENT), those(value, REDUCED), not x.shape)
-            for value, x in zip(values, leaves, strict=True)
-        ]
-        results.append(jax.tree.unflatten(structure, found))
-        return ()
-
-    jax.eval_shape(shard_map(probe, in_specs=in_specs, out_specs=()), *args)
-    return results[0]
+    found = [Varies(those(value, DIFFERENT), those(value, REDUCED)) for value in results]
+    return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
 
 def require_not_reduced(gradient: PyTree, names: tuple[str, ...]) -> None:

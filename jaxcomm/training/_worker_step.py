@@ -12,41 +12,29 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PerWorker, PyTree
-from jaxcomm._gradients import (
-    Backward,
-    LossFn,
-    Taker,
-    local_value_and_grad,
-    parts_of_value,
-    rebuilt_value_and_grad,
-    running,
-)
+from jaxcomm._contract import PerWorker, PyTree
+from jaxcomm._gradients import Backward, LossFn, Taker, parts_of_value, running
 from jaxcomm._mesh import shard_map
-from jaxcomm._require import explained
-from jaxcomm._workers import own_params, state_specs
-from jaxcomm.aggregation import mean
-from jaxcomm.aggregation._zeroth_order import ZEROTH_ORDER, evaluates_loss
-from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together
-from jaxcomm.scheduling._layers import explain_guard, guarded
-from jaxcomm.scheduling._wait_free import WAIT_FREE, aggregates_in_backward
-from jaxcomm.training._carry import Carry, Given, replica_axes
-from jaxcomm.training._explanations import explain_update_error
-from jaxcomm.training._metrics import Metrics, diagnostics_of, reduce_metrics
-from jaxcomm.training._mistakes import (
+from jaxcomm._require import require_clips_of_the_mean, require_transformation
+from jaxcomm.metrics._reduced import require_stated
+from jaxcomm.scheduling._layers import guarded, naming_guards
+from jaxcomm.training._arguments import Carry, Given
+from jaxcomm.training._means import (
+    Metrics,
+    check_metrics,
+    diagnostics_of,
+    over_devices,
+    reduce_metrics,
+    reduce_model_state,
     require_aux,
-    require_gradients_of,
     require_means,
-    require_parts,
 )
-from jaxcomm.training._model_state import reduce_model_state
 from jaxcomm.training._varying import infer, require_not_reduced
+from jaxcomm.wire._walk import COLLECTIVES
 
 GradientFn: TypeAlias = Callable[..., tuple[Any, ...]]
 Result: TypeAlias = tuple[Carry, dict[str, jax.Array], dict[str, jax.Array]]
@@ -63,14 +51,26 @@ class Evaluated(NamedTuple):
     weight: jax.Array | None
 
 
+def _operations(program: Any) -> set[str]:
+    """The names of all operations of a program, also of those inside of others."""
+    found: set[str] = set()
+    for eqn in program.eqns:
+        found.add(eqn.primitive.name)
+        for value in eqn.params.values():
+            for inside in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inside, "eqns"):
+                    found |= _operations(inside)
+    return found
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class WorkerStep:
     """The step of one worker.
 
     Attributes:
-      loss_fn: As for `jaxcomm.make_step`, like all attributes except `inner`.
+      loss_fn: As for `jaxcomm.make_step`, like all attributes except `names` and `inner`.
       tx: ...
-      axis_name: ...
+      names: The axes of the workers.
       inner: The other axes, which index the devices of one worker.
       has_aux: ...
       has_model_state: ...
@@ -80,23 +80,28 @@ class WorkerStep:
 
     loss_fn: LossFn
     tx: optax.GradientTransformation
-    axis_name: AxisName
+    names: tuple[str, ...]
     inner: tuple[str, ...]
     has_aux: bool
     has_model_state: bool
     gradients: GradientFn | None
     metrics: Metrics
 
+    def __post_init__(self) -> None:
+        """Raises a ValueError for what is wrong in every step."""
+        require_transformation(self.tx)
+        require_clips_of_the_mean(self.tx)
+        check_metrics(self.metrics)
+
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of all devices with rows of their own."""
-        return (*_axis.names(self.axis_name), *self.inner)
+        return (*self.names, *self.inner)
 
     def specs(self, carry: Carry) -> tuple[PyTree, PyTree]:
         """How arguments and results of `at_once` are sharded."""
-        state = state_specs(carry)
-        names = _axis.names(self.axis_name)
-        metrics = PartitionSpec(names) if self.metrics == "own" else _WHOLE
+        state = _axis.state_specs(carry)
+        metrics = PartitionSpec(self.names) if self.metrics == "own" else _WHOLE
         given = Given(PartitionSpec(self.axes), _WHOLE, _WHOLE)
         return (state, given, _WHOLE), (state, metrics, _WHOLE)
 
@@ -119,31 +124,32 @@ class WorkerStep:
 
             def forward(params: PyTree, model_state: PyTree, given: Given) -> PyTree:
                 backward = self._deferred(taker, Carry(params, model_state, ()), given)
-                return self._parts(backward.loss(backward.params))[1]
+                return backward.loss(backward.params)[1][0]
 
-            differs = infer(forward, unchecked, self.axes, of_loss, args)
+            _, differs = self._traced(forward, unchecked, of_loss, args)
             step = functools.partial(self.at_once, differs=differs)
             run = unchecked(step, in_specs=in_specs, out_specs=out_specs)
             result = run(carry, given, extra_args)
             return result
         # Both uses trace the loss once. A function of its own has no trace of an earlier call.
         evaluate = jax.jit(lambda *args: self.evaluate(*args), inline=True)
-        found = infer(evaluate, unchecked, self.axes, of_loss, args)
-        if self.gradients is not None:
-            require_not_reduced(found.gradient, _axis.names(self.axis_name))
-        every = jax.tree.map(lambda _: PartitionSpec(self.axes), found)
-        specs = every._replace(
-            model_state=jax.tree.map(lambda x: PartitionSpec(x.over or None), found.model_state)
-        )
+        shapes, varies = self._traced(evaluate, unchecked, of_loss, args)
+        specs, differs = jax.tree.map(lambda _: PartitionSpec(self.axes), shapes), None
+        if varies is not None:
+            differs = varies.model_state
+            over = jax.tree.map(lambda x: PartitionSpec(x.over) if x.over else _WHOLE, differs)
+            specs = specs._replace(model_state=over)
+            if self.gradients is not None:
+                require_not_reduced(varies.gradient, self.names)
         # Devices are stacked along the first axis. An axis of their own would change how XLA fuses.
-        is_row = jax.tree.map(lambda spec, x: x.is_scalar and any(spec), specs, found)
+        is_row = jax.tree.map(lambda x, spec: not x.shape and any(spec), shapes, specs)
 
         def stacked(*args: PyTree) -> Evaluated:
             return jax.tree.map(lambda row, x: x[None] if row else x, is_row, evaluate(*args))
 
         def finish(carry: Carry, stacks: Evaluated, extra_args: dict[str, PyTree]) -> Result:
             own = jax.tree.map(lambda row, x: x[0] if row else x, is_row, stacks)
-            return self.finish(carry, own, extra_args, found.model_state)
+            return self.finish(carry, own, extra_args, differs)
 
         stacks = unchecked(stacked, in_specs=of_loss, out_specs=specs)(*args)
         run = shard_map(finish, mesh, (in_specs[0], specs, _WHOLE), out_specs, shard_axes)
@@ -175,125 +181,129 @@ class WorkerStep:
             return self.finish(carry, evaluated, extra_args, differs)
         backward = self._deferred(taker, carry, given)
         with running(backward):
-            updates, opt_state = self._updated(carry, backward.deferred(), extra_args)
-        evaluated = self._evaluated(
-            backward.value, (), None, given.batch, lambda rows: backward.loss(backward.params, rows)
+            updates, opt_state = self._updated(
+                carry, backward.params, backward.deferred(), extra_args
+            )
+        loss, (model_state, aux) = backward.value
+        found = Evaluated(loss, model_state, aux, (), None)
+        self._require_metrics(
+            found, lambda rows: backward.loss(backward.params, rows)[1][1], given.batch
         )
-        new_state, values, _, _ = self._over_devices(carry, evaluated, differs)
-        return self._result(carry, values, None, new_state, updates, opt_state)
+        found = self._over_devices(carry, found, differs)
+        return self._result(carry, backward.params, found, updates, opt_state)
 
     def evaluate(self, params: PyTree, model_state: PyTree, given: Given) -> Evaluated:
         """The loss of this device and its gradient."""
-        params, states, key = own_params(params), self._own(model_state), self._own_key(given)
-        loss_fn = self._with_shared(given)
+        params = _axis.own_params(params)
+        loss_fn, states, keys = self._inputs(model_state, given)
 
-        def value_and_gradient(rows: PyTree) -> tuple[Any, ...]:
-            if self.gradients is not None:
-                named = {"model_state": states[0]} if states else {}
-                return self.gradients(loss_fn, params, rows, *key, **named)
-            args = (*states, rows, *key)
-            self._require_loss(params, args, given)
-            has_rest = self.has_aux or self.has_model_state
-            differentiate = local_value_and_grad(
-                self._checked(loss_fn), has_rest, axis_name=self.axes
-            )
-            found: tuple[Any, ...] = differentiate(params, *args)
-            return found
+        def of_rows(rows: PyTree) -> Evaluated:
+            if self.gradients is None:
+                own = jax.value_and_grad(self._loss(loss_fn, states, keys), has_aux=True)
+                (loss, (state, aux)), gradient = own(params, rows)
+                return Evaluated(loss, state, aux, gradient, None)
+            named = {"model_state": states[0]} if states else {}
+            value, gradient, *weight = self.gradients(loss_fn, params, rows, *keys, **named)
+            loss, (state, aux) = self._parts(value)
+            return Evaluated(loss, state, aux, gradient, *(weight or [None]))
 
-        value, gradient, *weight = value_and_gradient(given.batch)
-        require_parts(value, self.has_model_state, self.has_aux)
-        return self._evaluated(
-            value,
-            gradient,
-            weight[0] if weight else None,
-            given.batch,
-            lambda rows: value_and_gradient(rows)[0],
-        )
+        found = of_rows(given.batch)
+        self._require_metrics(found, lambda rows: of_rows(rows).aux, given.batch)
+        return found
 
     def finish(
         self, carry: Carry, evaluated: Evaluated, extra_args: dict[str, PyTree], differs: PyTree
     ) -> Result:
         """The step of one worker after its gradient."""
-        replica = replica_axes(carry.params, self.axis_name)
+        params = _axis.own_params(carry.params)
+        replica = _axis.replica_axes(carry.params, self.names)
         # The axes of a replica's devices over which `tx` averages their gradients.
-        within = _axis.names(self.axis_name)[len(replica) :]
+        within = self.names[len(replica) :]
         if within and evaluated.weight is not None:
             raise ValueError(
                 f"Gradients with weights differ over {list(within)} within a replica, whose "
                 f"parameters are equal there: name only {list(replica)} in `axis_name`."
             )
-        new_state, values, gradient, weight = self._over_devices(carry, evaluated, differs)
-        weights = {} if weight is None else {"weight": weight}
-        updates, opt_state = self._updated(carry, gradient, {**weights, **extra_args})
-        return self._result(carry, values, weight, new_state, updates, opt_state)
+        found = self._over_devices(carry, evaluated, differs)
+        weights = {} if found.weight is None else {"weight": found.weight}
+        updates, opt_state = self._updated(carry, params, found.gradient, weights | extra_args)
+        return self._result(carry, params, found, updates, opt_state)
+
+    def _traced(
+        self,
+        fn: Callable[..., PyTree],
+        unchecked: Callable[..., Callable[..., PyTree]],
+        in_specs: PyTree,
+        args: tuple[PyTree, ...],
+    ) -> tuple[PyTree, Any]:
+        """The shapes of what `fn` returns on one device, and how it varies, if that matters."""
+        found: list[Any] = []
+
+        def probe(*args: PyTree) -> tuple[()]:
+            found.extend(jax.make_jaxpr(fn, return_shape=True)(*args))
+            return ()
+
+        jax.eval_shape(unchecked(probe, in_specs=in_specs, out_specs=()), *args)
+        program, shapes = found
+        found_in = _operations(program)
+        # Under a condition, some workers may not reach a collective.
+        may_wait = found_in & {"cond", "while"} and found_in & {*COLLECTIVES}
+        if may_wait or self.has_model_state or self.gradients is not None:
+            return shapes, infer(program.jaxpr, shapes, self.axes, in_specs, args)
+        return shapes, None
 
     def _taker(self, carry: Carry) -> Taker | None:
         """The transformation that needs the loss or the backward pass in place of gradients."""
         if self.gradients is not None or not jax.tree.leaves(carry.params):
             return None
-        if aggregates_in_backward(carry.opt_state):
-            return WAIT_FREE
-        return ZEROTH_ORDER if evaluates_loss(carry.opt_state) else None
+        nodes = jax.tree.leaves(carry.opt_state, is_leaf=lambda node: hasattr(node, "taker"))
+        return next((node.taker for node in nodes if hasattr(node, "taker")), None)
 
-    def _own(self, model_state: PyTree) -> list[PyTree]:
-        return [own_params(model_state)] if self.has_model_state else []
-
-    def _own_key(self, given: Given) -> list[jax.Array]:
+    def _inputs(
+        self, model_state: PyTree, given: Given
+    ) -> tuple[LossFn, list[PyTree], list[jax.Array]]:
+        """The loss with what all workers share, and the model state and key of this device."""
+        loss_fn = self.loss_fn
+        if given.shared is not None:
+            loss_fn = functools.partial(loss_fn, shared=jax.tree.map(lambda x: x, given.shared))
+        states = [_axis.own_params(model_state)] if self.has_model_state else []
         if given.key is None:
-            return []
-        return [jax.random.fold_in(given.key, _axis.index(self.axes))]
+            return loss_fn, states, []
+        return loss_fn, states, [jax.random.fold_in(given.key, _axis.index(self.axes))]
 
-    def _parts(self, value: Any) -> tuple[Any, PyTree, PyTree]:
-        return parts_of_value(value, self.has_model_state, self.has_aux)
+    def _parts(self, value: Any) -> tuple[Any, tuple[PyTree, PyTree]]:
+        """`(loss, (model_state, aux))` of what a loss returned."""
+        if not (self.has_model_state or self.has_aux):
+            return value, (None, {})
+        loss, model_state, aux = parts_of_value(value, self.has_model_state, self.has_aux)
+        if not self.has_aux:
+            return loss, (model_state, {})
+        if self.metrics != "own" or self.inner:
+            require_stated(aux)
+        return loss, (model_state, aux)
 
-    def _with_shared(self, given: Given) -> LossFn:
-        """The loss, with the inputs that all workers share."""
-        if given.shared is None:
-            return self.loss_fn
-        return functools.partial(self.loss_fn, shared=jax.tree.map(lambda x: x, given.shared))
+    def _loss(self, loss_fn: LossFn, states: list[PyTree], keys: list[jax.Array]) -> LossFn:
+        """`(params, rows) -> (loss, (model_state, aux))` of this device."""
 
-    def _checked(self, loss_fn: LossFn) -> LossFn:
-        def loss(params: PyTree, *args: PyTree) -> Any:
-            value = loss_fn(params, *args)
-            require_parts(value, self.has_model_state, self.has_aux)
-            if self.metrics != "own" or self.inner:
-                require_stated(self._parts(value)[2])
-            return value
+        def loss(params: PyTree, rows: PyTree, part: jax.Array | None = None) -> Any:
+            own = keys if part is None else [jax.random.fold_in(key, part) for key in keys]
+            # The variables of flax.nnx belong to the trace in which they were last unflattened.
+            args = jax.tree.map(lambda x: x, (*states, rows, *own))
+            return self._parts(loss_fn(params, *args))
 
         return loss
 
-    def _require_loss(self, params: PyTree, args: tuple[PyTree, ...], given: Given) -> None:
-        shared = {} if given.shared is None else {"shared": given.shared}
-        require_gradients_of(self.loss_fn, params, args, given.key is not None, shared)
-
     def _deferred(self, taker: Taker, carry: Carry, given: Given) -> Backward:
         """The backward pass that a transformation runs."""
-        params, states = own_params(carry.params), self._own(carry.model_state)
-        key = self._own_key(given)
-        self._require_loss(params, (*states, given.batch, *key), given)
-        loss = self._checked(self._with_shared(given))
-        value_and_gradient = rebuilt_value_and_grad(
-            lambda params, *args: loss(guarded(params), *args),
-            self.has_aux or self.has_model_state,
-            axis_name=self.axes,
+        loss = self._loss(*self._inputs(carry.model_state, given))
+        value_and_gradient = jax.value_and_grad(
+            lambda params, *args: loss(guarded(params), *args), has_aux=True
         )
-
-        def evaluate(
-            params: PyTree, rows: PyTree, part: jax.Array | None = None
-        ) -> tuple[Any, PyTree]:
-            keys = key if part is None else [jax.random.fold_in(each, part) for each in key]
-            with explained(explain_guard):
-                result: tuple[Any, PyTree] = value_and_gradient(params, *states, rows, *keys)
-            return result
-
-        def loss_at(params: PyTree, rows: PyTree = given.batch) -> Any:
-            return loss(params, *jax.tree.map(lambda x: x, (*states, rows, *key)))
-
         return Backward(
             taker,
-            loss_at,
-            evaluate,
-            params,
+            lambda params, rows=given.batch: loss(params, rows),
+            naming_guards(value_and_gradient),
+            _axis.own_params(carry.params),
             given.batch,
             self.axes,
             self.inner,
@@ -301,63 +311,42 @@ class WorkerStep:
             isinstance(carry.params, PerWorker),
         )
 
-    def _evaluated(
-        self,
-        value: Any,
-        gradient: PyTree,
-        weight: jax.Array | None,
-        batch: PyTree,
-        value_of: Callable[[PyTree], Any],
-    ) -> Evaluated:
-        """The parts of what a loss returned, if `value_of(rows)` shows that aux has means."""
-        loss, model_state, aux = self._parts(value)
-        aux = aux if self.has_aux else {}
-        require_aux(aux, {"loss"} if weight is None else {"loss", "weight"})
+    def _require_metrics(
+        self, found: Evaluated, aux_of: Callable[[PyTree], PyTree], batch: PyTree
+    ) -> None:
+        """Raises unless aux has metrics, and `aux_of(rows)` shows that they are means."""
+        if not self.has_aux:
+            return
+        require_aux(found.aux, {"loss"} if found.weight is None else {"loss", "weight"})
         if self.metrics != "own" or self.inner:
-            require_stated(aux)
             remedy = "" if self.inner else ", or make the step with `metrics='own'`"
-            require_means(lambda rows: self._parts(value_of(rows))[2], aux, batch, remedy)
-        return Evaluated(loss, model_state, aux, gradient, weight)
+            require_means(aux_of, found.aux, batch, remedy)
 
-    def _over_devices(
-        self, carry: Carry, evaluated: Evaluated, differs: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree, jax.Array | None]:
-        """Model state, values, gradient and weight of a worker, whose devices each have rows."""
-        loss, model_state, aux, gradient, weight = evaluated
+    def _over_devices(self, carry: Carry, found: Evaluated, differs: PyTree) -> Evaluated:
+        """What a worker has, whose devices each have rows; with its next model state."""
+        loss, model_state, aux, gradient, weight = found
         new_state, inner = carry.model_state, self.inner
         if self.has_model_state:
-            replica = replica_axes(carry.params, self.axis_name)
-            within = _axis.names(self.axis_name)[len(replica) :]
+            replica = _axis.replica_axes(carry.params, self.names)
+            within = (*self.names[len(replica) :], *inner)
             new_state = reduce_model_state(
-                model_state, carry.model_state, replica, (*within, *inner), weight, differs
+                model_state, carry.model_state, replica, within, weight, differs
             )
-        values = {"loss": loss, **aux}
-        if not inner:
-            return new_state, values, gradient, weight
-        average = mean(inner)
-        means, others = apart(values)
-        means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
-        per_device = _axis.local_params((means, gradient), inner)
-        (means, gradient), _ = average.update(
-            per_device,
-            average.init(per_device),
-            weight=weight,
-            outer_axes=_axis.names(self.axis_name),
-        )
-        values = together(means, over_axes(others, inner))
-        return new_state, values, gradient, None if weight is None else lax.psum(weight, inner)
+        if inner:
+            values, gradient, weight = over_devices(
+                {"loss": loss, **aux}, gradient, weight, inner, self.names
+            )
+            loss, aux = values.pop("loss"), values
+        return Evaluated(loss, new_state, aux, gradient, weight)
 
     def _updated(
-        self, carry: Carry, updates: PyTree, extra_args: dict[str, PyTree]
+        self, carry: Carry, params: PyTree, updates: PyTree, extra_args: dict[str, PyTree]
     ) -> tuple[PyTree, PyTree]:
         """The updates of parameters, and the next optimizer state; raises if they are invalid."""
-        params, opt_state = own_params(carry.params), carry.opt_state
         update = optax.with_extra_args_support(self.tx).update
-        with explained(lambda error: explain_update_error(error, self.tx.init, params, opt_state)):
-            updates, after = update(updates, opt_state, params, **extra_args)
-        replica = replica_axes(carry.params, self.axis_name)
-        is_per_worker = isinstance(carry.params, PerWorker)
-        if within := _axis.names(self.axis_name)[len(replica) :]:
+        updates, after = update(updates, carry.opt_state, params, **extra_args)
+        replica = _axis.replica_axes(carry.params, self.names)
+        if within := self.names[len(replica) :]:
             _axis.require_replicated(
                 updates,
                 within,
@@ -367,10 +356,11 @@ class WorkerStep:
                 f"{within[-1]!r}), outer_axes={replica!r})`; or name only {list(replica)} in "
                 "`axis_name`, for the exact mean.",
             )
+        is_per_worker = isinstance(carry.params, PerWorker)
         if not is_per_worker:
             _axis.require_replicated(
                 updates,
-                self.axis_name,
+                self.names,
                 "The update",
                 "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`. A frozen "
                 "leaf needs `optax.stateless(lambda grads, params: optax.tree.zeros_like(params))` "
@@ -379,7 +369,7 @@ class WorkerStep:
             )
         _axis.require_replicated(
             after,
-            self.axis_name,
+            self.names,
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
             if is_per_worker
@@ -388,16 +378,12 @@ class WorkerStep:
         return updates, after
 
     def _result(
-        self,
-        carry: Carry,
-        values: dict[str, PyTree],
-        weight: jax.Array | None,
-        new_state: PyTree,
-        updates: PyTree,
-        opt_state: PyTree,
+        self, carry: Carry, params: PyTree, found: Evaluated, updates: PyTree, opt_state: PyTree
     ) -> Result:
-        reduced = reduce_metrics(self.metrics, self.axis_name, values, weight, carry.opt_state)
-        new = optax.apply_updates(own_params(carry.params), updates)
+        reduced = reduce_metrics(
+            self.metrics, self.names, found.loss, found.aux, found.weight, carry.opt_state
+        )
+        new = optax.apply_updates(params, updates)
         if isinstance(carry.params, PerWorker):
-            new = _axis.marked(new, replica_axes(carry.params, self.axis_name))
-        return Carry(new, new_state, opt_state), reduced, diagnostics_of(opt_state)
+            new = _axis.marked(new, _axis.replica_axes(carry.params, self.names))
+        return Carry(new, found.model_state, opt_state), reduced, diagnostics_of(opt_state)

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jaxcomm.wire._collective import Branches, Collective, Node
 from jaxcomm.wire._program import bodies, branches, inlined, is_literal, live, observable
 
-_COLLECTIVES = {
+COLLECTIVES = {
     "psum": "all_reduce",
     "psum2": "all_reduce",
     "psum_invariant": "all_reduce",
@@ -176,7 +176,7 @@ def _walk(
                 "The program contains a step of `jaxcomm.simulate`, which sends nothing. Account "
                 "for the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
-        kind = _COLLECTIVES.get(name)
+        kind = COLLECTIVES.get(name)
         axes = _axes_of(params) if kind else ()
         inner = inlined(eqn)
         if kind and axes:

@@ -8,9 +8,6 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression import block_float, blockwise, feedback, rotated, scaled
-from jaxcomm.compression.codes import elias
-from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sparsifiers import random_k, top_k
 
 WRAPPERS = {
@@ -55,10 +52,3 @@ def test_every_wrapper_is_asked() -> None:
 def test_a_size_of_blocks_is_an_integer() -> None:
     with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 32\.0"):
         block_float(block_size=32.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("make", [top_k, feedback.error_feedback, dither, count_sketch, elias])
-def test_an_uncalled_codec_in_a_chain(make: Any) -> None:
-    name = make.__name__
-    with pytest.raises(ValueError, match=f"^`{name}` is a function: call it, as in `{name}"):
-        jaxcomm.init(optax.chain(make, optax.sgd(0.1)), 1.0, 2)

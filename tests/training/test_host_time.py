@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm.training import _carry, _make_step
+from jaxcomm.training import _arguments, _make_step
 from tests.workers import mesh_of
 
 WALKS = {
@@ -22,8 +22,8 @@ WALKS = {
     "require_carry_kept": _make_step,
     "place_carry": _make_step,
     "unshared": _make_step,
-    "place": _carry,
-    "state_specs": _carry,
+    "place": _arguments,
+    "state_specs": _arguments,
 }
 DEVICES = pytest.mark.parametrize("devices", [8, 1])
 EVERY = set(WALKS)

@@ -230,6 +230,38 @@ def test_a_collective_under_a_condition_that_is_equal(name: str, where: str) -> 
     close(params, jax.tree.map(lambda p, g: p - RATE * g, wide(PARAMS), gradient), PARAMS)
 
 
+def shifted(x: jax.Array) -> jax.Array:
+    return lax.ppermute(x, "data", [(i, (i + 1) % 8) for i in range(8)])
+
+
+# By name: a collective that a worker reaches if its own row says so, inside of other operations.
+UNREACHED: dict[str, Callable[[Any, Any], Any]] = {
+    "a sum": lambda own, x: lax.cond(x[0, 0] > 0, lambda: lax.psum(own, "data"), lambda: own),
+    "a shift": lambda own, x: lax.cond(x[0, 0] > 0, lambda: shifted(own), lambda: own),
+    "a shift in a scan": lambda own, x: lax.scan(
+        lambda c, row: (lax.cond(row > 0, shifted, lambda c: c, c), None), own, x[:, 0]
+    )[0],
+    "a shift in a loop under `jax.checkpoint`": lambda own, x: (
+        own
+        + jax.checkpoint(
+            lambda x: lax.while_loop(lambda c: c < 3, lambda c: jnp.abs(shifted(c)) + 1, x[0, 0])
+        )(lax.stop_gradient(x))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREACHED)
+def test_a_collective_that_some_workers_do_not_reach_is_found(name: str) -> None:
+    workers = WHERE["auto"]()
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(RATE))
+    loss = LOSSES["hinge"]()._replace(
+        call=lambda p, x: UNREACHED[name](jnp.mean((x @ p["w"]) ** 2), x)
+    )
+    step, opt_state = build(loss, tx, workers), jaxcomm.init(tx, PARAMS, workers)
+    with pytest.raises(ValueError, match="some workers would wait for the others forever"):
+        jax.eval_shape(step, PARAMS, opt_state, X)
+
+
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, jaxcomm
 from jax import lax

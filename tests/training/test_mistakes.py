@@ -35,10 +35,6 @@ def compressed() -> Any:
     return optax.chain(jaxcomm.all_gather_mean("data", codec), optax.sgd(0.1))
 
 
-def momentum() -> Any:
-    return optax.chain(jaxcomm.mean(), optax.sgd(0.1, momentum=0.9))
-
-
 def exact() -> Any:
     return optax.chain(jaxcomm.mean(), optax.sgd(0.1))
 
@@ -79,18 +75,6 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.init(jaxcomm.mean),
         r"`tx` must be an optax transformation, got the function `mean`: call it",
     ),
-    "a function in a chain": (
-        lambda here: here.init(optax.chain(jaxcomm.global_qsgd, optax.sgd(0.1))),
-        r"`global_qsgd` is a function: call it, as in `global_qsgd\(\.\.\.\)`",
-    ),
-    "a function of gossip in a chain": (
-        lambda here: here.init(optax.chain(optax.sgd(0.1), gossip.dpsgd)),
-        r"`dpsgd` is a function: call it",
-    ),
-    "a function for a transformation": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, grad_fn=jax.grad(loss_fn)),
-        r"`step\(\.\.\., grad_fn=\)` is a function, but a step takes arrays only.*`gradients=`",
-    ),
     "parameters in place of a transformation": (
         lambda here: jaxcomm.init(start(), qsgd(), here.workers),
         "`tx` must be an optax transformation, got a `dict`",
@@ -100,10 +84,9 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         "must be an int of at least 1, got a `",
     ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
-    "no loss": (lambda here: here.step(qsgd(), None), "`loss_fn` must be a function, got None"),
     "the state of another": (
         lambda here: here.step(qsgd())(start(), here.init(optax.adam(0.1)), X),
-        r"state does not belong to this `tx`: it lacks \[0\]\.key and has \[0\]\.count.*\.init",
+        r"state belongs to another transformation.*got `ScaleByAdamState`.*`jaxcomm\.init`",
     ),
     "MultiSteps": (
         lambda here: here.step(optax.MultiSteps(qsgd(), 4)),
@@ -113,11 +96,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(tx := optax.MultiSteps(qsgd(), 4).gradient_transformation())(
             start(), here.init(tx), X
         ),
-        r"cannot run inside `optax\.MultiSteps`: use `jaxcomm\.accumulate\(tx, k\)`",
+        r"Replace `optax\.MultiSteps\(tx, k\)` with `jaxcomm\.accumulate\(tx, k\)`",
     ),
     "apply_if_finite": (
         lambda here: here.step(tx := optax.apply_if_finite(qsgd(), 3))(start(), here.init(tx), X),
-        r"cannot run inside `optax\.apply_if_finite`: use `jaxcomm\.skip_nonfinite\(tx\)`",
+        r"cannot run inside `optax\.apply_if_finite`.*: use `jaxcomm\.skip_nonfinite\(tx\)`",
     ),
     "a list of rows": (
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), X.tolist()),
@@ -138,55 +121,15 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(qsgd())(start(), here.init(qsgd()), [*X]),
         r"not divisible by 4 workers\. A list is a tree of leaves: pass an array",
     ),
-    "a state of the same structure": (
-        lambda here: here.step(momentum())(
-            start(), here.init(momentum(), {"w": jnp.ones((3, 2))}), X
-        ),
-        r"state does not belong to this `tx`: \[1\]\[0\]\.trace\['w'\] is float32\[3, 2\], and",
-    ),
-    "a state without momentum": (
-        lambda here: here.step(momentum())(start(), here.init(exact()), X),
-        r"state does not belong to this `tx`: it lacks \[1\]\[0\]\.trace",
-    ),
     "a loss alone": (
         lambda here: here.step(qsgd(), has_aux=True)(start(), here.init(qsgd()), X),
         r"With `has_aux=True`, `loss_fn`.* must be a pair, `\(loss, aux\)`",
-    ),
-    "a key for a loss without": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, key=jax.random.key(0)),
-        r"`\(params, batch, key\)`, since the step received a `key`, but takes `\(params: ",
-    ),
-    "integers among the parameters": (
-        lambda here: here.step(exact())(start() | {"n": jnp.int32(3)}, here.init(exact()), X),
-        r"parameters at \['n'\] are int32 and have no gradient",
-    ),
-    "a loss of other arguments": (
-        lambda here: here.step(exact(), lambda p, x, y: 0.0)(start(), here.init(exact()), X),
-        r"^`loss_fn` is called with `\(params, batch\)`, but takes `\(p, x, y\)`: give it",
-    ),
-    "a reserved key": (
-        lambda here: here.step(exact())(
-            {"per_worker": {"w": jnp.ones((5, 2))}}, here.init(exact()), X
-        ),
-        r"`params\['per_worker'\]\['w'\]` has the key 'per_worker'.*rename it",
     ),
     "complex aux": (
         lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"z": 1j}), has_aux=True)(
             start(), here.init(qsgd()), X
         ),
         r"`aux\['z'\]` is complex128, but metrics must be real numbers",
-    ),
-    "a number as key": (
-        lambda here: here.step(qsgd(), lambda p, b, key: loss_fn(p, b))(
-            start(), here.init(qsgd()), X, key=3
-        ),
-        r"`key` must be one key for all workers, such as `jax\.random\.key\(0\)`, got 3\.",
-    ),
-    "a key for each worker": (
-        lambda here: here.step(qsgd(), lambda p, b, key: loss_fn(p, b))(
-            start(), here.init(qsgd()), X, key=jax.random.split(jax.random.key(0), N)
-        ),
-        r"`key` must be one key for all workers, .* got key<fry>\[4\]",
     ),
     "a key as aux": (
         lambda here: here.step(
@@ -263,22 +206,6 @@ def test_errors_of_the_users_own_functions_stay_what_they_are() -> None:
 
     with pytest.raises(KeyError, match="labels"):
         jaxcomm.simulate(wrong, qsgd(), N)(start(), jaxcomm.init(qsgd(), start(), N), X)
-
-
-@pytest.mark.parametrize("around", ["MultiSteps", "apply_if_finite"])
-def test_errors_inside_of_wrappers_stay_what_they_are(around: str) -> None:
-    def wrong(updates: Any, state: Any, params: Any = None) -> Any:
-        raise KeyError("my own")
-
-    mine = optax.GradientTransformation(lambda params: (), wrong)
-    wrapped = (
-        optax.MultiSteps(mine, 2).gradient_transformation()
-        if around == "MultiSteps"
-        else optax.apply_if_finite(mine, 3)
-    )
-    tx = optax.chain(jaxcomm.mean(), wrapped)
-    with pytest.raises(KeyError, match="my own"):
-        jaxcomm.simulate(loss_fn, tx, N)(start(), jaxcomm.init(tx, start(), N), X)
 
 
 def test_as_many_classes_as_rows_are_no_examples() -> None:

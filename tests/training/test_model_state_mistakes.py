@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +14,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import AxisType
 
 import jaxcomm
-from jaxcomm.synchronization import precomputed_gradients, window_gradients
-from jaxcomm.training import loss_scaled_gradients
+from jaxcomm.synchronization import window_gradients
 from tests.workers import mesh_of
 
 N = 4
@@ -88,14 +86,9 @@ def in_windows(state_of: Callable[[Any, Any], Any], **options: Any) -> Any:
     return mistake
 
 
-def with_params(params: Callable[[], Any], loss: Any = None) -> Any:
-    """One step with these parameters."""
-
-    def mistake(make: Any, workers: Any) -> Any:
-        step = make(loss or (lambda p, b: jnp.mean(b)), TX, workers, donate=False)
-        return step(params(), jaxcomm.init(TX, params_of(), workers), X)
-
-    return mistake
+def initial_for(params: Callable[[], Any]) -> Any:
+    """The initial state for these parameters."""
+    return lambda make, workers: jaxcomm.init(TX, params(), workers)
 
 
 def train_state() -> TrainState:
@@ -159,50 +152,17 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         returning(new, lambda workers: {**STATE, "own": jaxcomm.replicate(STATE, workers)}),
         r"`model_state\['own'\].*` is in a `PerWorker`.*whole model state to `jaxcomm.replicate`",
     ),
-    "a string in the model state": (
-        returning(new, {**STATE, "name": "relu"}),
-        r"`model_state\['name'\]` must be an array, got a `str`",
-    ),
-    "a forgotten option": (
-        with_loss(lambda p, b: (jnp.mean(b @ p["w"]), STATE)),
-        r"must return a scalar.*`has_aux=True`.*`has_model_state=True`",
-    ),
-    "a loss without model state": (
-        with_loss(lambda p, b: jnp.mean(b @ p["w"]), has_model_state=True),
-        r"`\(params, model_state, batch\)`, since `has_model_state=True`, but takes `\(p, b\)`",
-    ),
     "aux in place of the pair": (
         with_loss(lambda p, s, b: (jnp.mean(b @ p["w"]), s), has_model_state=True, has_aux=True),
         r"With `has_model_state=True, has_aux=True`.* a pair, `\(loss, \(model_state, aux\)\)`",
     ),
-    "gradients that need a model state": (
-        with_loss(lambda p, b: jnp.mean(b), gradients=loss_scaled_gradients),
-        r"`loss_scaled_gradients`, takes `model_state=`: pass `has_model_state=True`",
-    ),
-    "gradients that take no model state": (
-        with_loss(
-            lambda p, s, b: (jnp.mean(b), s), has_model_state=True, gradients=precomputed_gradients
-        ),
-        "called with `model_state=`, which `precomputed_gradients` does not take",
-    ),
     "a linen module": (
-        with_params(lambda: nn.Dense(1)),
+        initial_for(lambda: nn.Dense(1)),
         r"`params` must be an array, got a `Dense`.*flax.linen",
     ),
     "a train state": (
-        with_params(train_state, lambda p, b: jnp.mean(p.apply_fn(b))),
+        initial_for(train_state),
         r"`params` must be a tree of arrays, got a `TrainState`: pass its attribute `params`",
-    ),
-    "a whole nnx module": (
-        with_params(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(0)), lambda p, b: jnp.mean(p(b))),
-        r"have no gradient: move them to the batch, or to the model state",
-    ),
-    "variables with statistics": (
-        with_params(
-            lambda: {"params": params_of(), "counts": jnp.int32(0)},
-            lambda p, b: jnp.mean(b @ p["params"]["w"]),
-        ),
-        r"parameters at \['counts'\] are int32 and have no gradient.*`has_model_state=True`",
     ),
 }
 

@@ -333,25 +333,6 @@ SECOND = (
     r"`batch\['weights'\]` has 16 rows, but `batch\['labels'\]` has 32.*`step\(\.\.\., shared=\)`"
 )
 MISTAKES: dict[str, tuple[Any, dict[str, Any], Any, str]] = {
-    "not taken": (
-        lambda p, b: jnp.mean(b["x"] @ p["w"]),
-        {"shared": shared()},
-        batch(),
-        r"is called with `\(params, batch, shared=\)`, since the step received `shared`, but takes "
-        r"`\(p, b\)`",
-    ),
-    "not passed": (
-        loss,
-        {},
-        batch(),
-        r"`\(params, batch\)`, but takes `\(params.*shared.*`: call the step with `shared=`",
-    ),
-    "beside a key": (
-        loss,
-        {"shared": shared(), "key": jax.random.key(0)},
-        batch(),
-        r"`\(params, batch, key, shared=\)`, since the step received a `key` and the step received",
-    ),
     "in the batch": (loss, {}, {**batch(), "weights": shared()["weights"]}, SECOND),
     "a scalar in the batch": (
         loss,

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
-from jaxcomm.training._carry import unshared
+from jaxcomm.training._arguments import unshared
 from tests.workers import mesh_of
 
 N = 4
