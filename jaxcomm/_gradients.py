@@ -75,8 +75,8 @@ def local_value_and_grad(
 
     def loss(params: PyTree, *args: PyTree, **kwargs: PyTree) -> PyTree:
         # The variables of flax.nnx belong to the trace in which they were last unflattened.
-        args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))
-        value = loss_fn(params, *args, **kwargs)
+        rebuilt = {name: jax.tree.map(lambda x: x, value) for name, value in kwargs.items()}
+        value = loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
         own, *aux = value if has_aux else (value,)
         # Otherwise the gradient of a mean over workers would be divided once too often.
         own = _named(_axis.local_params(own, axis_name), axis_name)

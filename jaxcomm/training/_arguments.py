@@ -132,33 +132,32 @@ def require_carry(
 
     Types say the latter. What types do not say, `place` sees.
     """
-    names = _axis.names(axis_name)
-    own = [isinstance(tree, PerWorker) for tree in carry[:2]]
-    differs = [_axis.replica_axes(tree, names) for tree in carry[:2]]
-    specs = state_specs(carry)
-    for name, axes in zip(Carry._fields, differs, strict=False):
-        if names[: len(axes)] != axes:
+    names, specs = _axis.names(axis_name), state_specs(carry)
+    of_loss = {"params": carry.params, "model_state": carry.model_state}
+    differs = {name: [*x.per_worker] for name, x in of_loss.items() if isinstance(x, PerWorker)}
+    for name, label in differs.items():
+        if names[: len(axes := label[0].split(","))] != (*axes,):
             raise ValueError(
-                f"`{name}` differs over the axes {list(axes)}, but `axis_name` is {axis_name!r}. "
-                f"It must begin with the axes over which `{name}` differs."
+                f"`{name}` differs over the axes {label}, but `axis_name` is {axis_name!r}. It "
+                f"must begin with the axes over which `{name}` differs."
             )
-    if all(own) and differs[0] != differs[1]:
+    if len(differs) == 2 and differs["params"] != differs["model_state"]:
         raise ValueError(
-            f"`params` differs over the axes {list(differs[0])}, and `model_state` over "
-            f"{list(differs[1])}: replicate both over the same axes."
+            f"`params` differs over the axes {differs['params']}, and `model_state` over "
+            f"{differs['model_state']}: replicate both over the same axes."
         )
     if any(map(any, jax.tree.leaves(specs))):
         for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
             require_workers(tree, sizes, what)
-    for name, partly in (("params", False), ("model_state", not own[1])):
-        leaves = jax.tree_util.tree_leaves_with_path(getattr(carry, name))
+    for name, tree in of_loss.items():
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
         for (path, x), spec in zip(leaves, jax.tree.leaves(getattr(specs, name)), strict=True):
             where = f"{name}{jax.tree_util.keystr(path)}"
-            if partly and any(spec):
+            if any(spec) and name not in differs:
                 raise ValueError(
                     f"`{where}` is in a `PerWorker`, but other leaves are not: either all or none "
-                    "differ by worker. Pass the whole model state to `jaxcomm.replicate`, such as "
-                    "`jaxcomm.replicate(loss_scaled(...), mesh)`."
+                    f"differ by worker. Pass the whole {name.replace('_', ' ')} to "
+                    "`jaxcomm.replicate`, such as `jaxcomm.replicate(loss_scaled(...), mesh)`."
                 )
             sharding = None if shard_axes is None or any(spec) else explicit_sharding(x)
             if sharding is not None and not set(axes_in(sharding.spec)) <= set(shard_axes or ()):

@@ -200,7 +200,6 @@ def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
     ("program", "message"),
     [
         (dither(), "A codec is not an optax transformation"),
-        (jaxcomm.mean, "`program` must be an optax transformation, got the function `mean`: call"),
         (3, "`program` must be an optax transformation, got 3"),
     ],
 )
