@@ -407,6 +407,8 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
     path = (*path, node)
     if isinstance(node, optax.GradientTransformation):
         return _held(node.update, path)
+    if isinstance(node, Codec):
+        raise ValueError(CODEC_IN_CHAIN)
     if hasattr(node, "aggregator"):  # The update function of one.
         return _Holds(aggregates=not node.__module__.startswith(_OF_EACH_WORKER))
     if isinstance(node, Mapping):

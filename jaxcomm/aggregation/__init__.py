@@ -12,9 +12,7 @@ from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState
 from jaxcomm.aggregation._delayed import DelayedState, delayed
 from jaxcomm.aggregation._density import gradient_density
 from jaxcomm.aggregation._exchange import Exchanged, Part, or_reduce
-from jaxcomm.aggregation._fetch_sgd import fetch_sgd
 from jaxcomm.aggregation._gradient_norms import GradientNormsState, gradient_norms
-from jaxcomm.aggregation._gtop_k import gtop_k
 from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
@@ -23,7 +21,6 @@ from jaxcomm.aggregation._recursive_doubling import recursive_doubling_mean
 from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
 from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_server
-from jaxcomm.aggregation._sketched_sgd import sketched_sgd
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from jaxcomm.aggregation._sliced import sliced
 from jaxcomm.aggregation._two_stage import two_stage_mean
@@ -56,11 +53,9 @@ __all__ = [
     "delayed",
     "lazy",
     "recursive_doubling_mean",
-    "fetch_sgd",
     "all_gather_mean",
     "gradient_density",
     "gradient_norms",
-    "gtop_k",
     "hierarchical",
     "mean",
     "merged_mean",
@@ -68,7 +63,6 @@ __all__ = [
     "ring_mean",
     "shard_local",
     "sharded_server",
-    "sketched_sgd",
     "skip_nonfinite",
     "sliced",
     "all_reduce_mean",

@@ -102,9 +102,9 @@ def coded_aggregator(
 
     .. math:: \bar x \approx \mathrm{exchange}(x_i, \text{codec})
 
-    It divides updates into units, keeps the codec's memory, draws coins, applies weights, and makes
-    the update NaN on all workers, without a change of memory, if the exchange says that a unit of
-    one is not finite. It sends what `exchange` sends.
+    It divides updates into units, keeps the codec's memory, draws coins, and applies weights. If
+    the exchange says that a unit of one worker is not finite, the update is NaN on all workers, and
+    no memory changes. It sends what `exchange` sends.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.

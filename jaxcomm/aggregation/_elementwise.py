@@ -146,6 +146,11 @@ def _trace(
 
     like = updates if params is None else params
     begin, state = jax.make_jaxpr(init, return_shape=True)(like)
+    if (found := len(jax.tree.leaves(state))) != len(own):
+        raise ValueError(
+            f"This state of the optimizer has {len(own)} leaves, and one for these parameters has "
+            f"{found}: it was made for other parameters or another optimizer."
+        )
     try:
         then = jax.make_jaxpr(update)(updates, _abstract(state), params)
     except Exception:
