@@ -280,11 +280,6 @@ class ZerothOrderState(NamedTuple):
     key: jax.Array  # key[], of the directions
     step: jax.Array  # uint32[]
 
-    @property
-    def taker(self) -> Taker:
-        """That the transformation evaluates the loss."""
-        return ZEROTH_ORDER
-
 
 @checked("smoothing")
 def zeroth_order(
@@ -413,5 +408,5 @@ def zeroth_order(
         return jax.tree.map(lambda x, like: x.astype(like.dtype), result, updates), after
 
     return Aggregator(
-        init_fn, update_fn, axis_name, "loss", needs_whole="directions through all leaves"
+        init_fn, update_fn, axis_name, "loss", "directions through all leaves", ZEROTH_ORDER
     )

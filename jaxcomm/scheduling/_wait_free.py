@@ -41,11 +41,6 @@ class WaitFreeState(NamedTuple):
     groups: tuple[Any, ...]  # one per group of leaves
     layers: tuple[Any, ...]  # one per stack of layers; leaves are [layers, ...]
 
-    @property
-    def taker(self) -> Taker:
-        """That the transformation runs the backward pass."""
-        return WAIT_FREE
-
 
 def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
     """The state, whose keys differ from those of other groups: their errors are independent."""
@@ -227,4 +222,4 @@ def wait_free(
         layers = tuple(map(workers_first, new[held.groups :]))
         return held.joined(means), WaitFreeState(tuple(new[: held.groups]), layers)
 
-    return Aggregator(init_fn, update_fn, axes, "backward")
+    return Aggregator(init_fn, update_fn, axes, "backward", parts=WAIT_FREE)

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._contract import PerWorker, PyTree
+from jaxcomm._contract import PerWorker, PyTree, reports
 from jaxcomm._gradients import Backward, LossFn, Taker, parts_of_value, running
 from jaxcomm._mesh import shard_map
 from jaxcomm._require import require_clips_of_the_mean, require_transformation
@@ -119,7 +119,9 @@ class WorkerStep:
         of_loss = (in_specs[0].params, in_specs[0].model_state, in_specs[1])
         args = (carry.params, carry.model_state, given)
         result: Result
-        if (taker := self._taker(carry)) is not None:
+        if (
+            taker := self._taker_on(mesh, carry.params, in_specs[0].params, shard_axes)
+        ) is not None:
             # The transformation runs the loss, so no types of the update are checked either.
 
             def forward(params: PyTree, model_state: PyTree, given: Given) -> PyTree:
@@ -175,7 +177,7 @@ class WorkerStep:
           `(carry, metrics, diagnostics)`. Per-worker metrics are `[1, ...]`; all other results are
           equal on all workers.
         """
-        taker = self._taker(carry)
+        taker = self._taker(_axis.own_params(carry.params))
         if taker is None:
             evaluated = self.evaluate(carry.params, carry.model_state, given)
             return self.finish(carry, evaluated, extra_args, differs)
@@ -252,12 +254,31 @@ class WorkerStep:
             return shapes, infer(program.jaxpr, shapes, self.axes, in_specs, args)
         return shapes, None
 
-    def _taker(self, carry: Carry) -> Taker | None:
-        """The transformation that needs the loss or the backward pass in place of gradients."""
-        if self.gradients is not None or not jax.tree.leaves(carry.params):
+    def _taker(self, params: PyTree) -> Taker | None:
+        """What of `tx` needs the loss or the backward pass in place of gradients, on a worker."""
+        if self.gradients is not None or not jax.tree.leaves(params):
             return None
-        nodes = jax.tree.leaves(carry.opt_state, is_leaf=lambda node: hasattr(node, "taker"))
-        return next((node.taker for node in nodes if hasattr(node, "taker")), None)
+        with reports() as found:
+            jax.eval_shape(self.tx.init, params)
+        parts = [aggregator.parts for aggregator, _ in found]
+        return next((part for part in parts if isinstance(part, Taker)), None)
+
+    def _taker_on(
+        self,
+        mesh: Mesh | AbstractMesh,
+        params: PyTree,
+        specs: PyTree,
+        shard_axes: tuple[str, ...],
+    ) -> Taker | None:
+        """The same outside of the workers, where their axes are not bound."""
+        found: list[Taker | None] = []
+
+        def probe(params: PyTree) -> tuple[()]:
+            found.append(self._taker(_axis.own_params(params)))
+            return ()
+
+        jax.eval_shape(shard_map(probe, mesh, (specs,), (), shard_axes), params)
+        return found[0]
 
     def _inputs(
         self, model_state: PyTree, given: Given
