@@ -9,7 +9,7 @@ The public names, by purpose:
 
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
-  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k`. Of low
+  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k_sgd`. Of low
   rank: `atomo`, `power_sgd`. Of momenta: `demo`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `budgeted_mean`, `lazy`,
   `majority_vote`, `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`;
@@ -124,7 +124,7 @@ from jaxcomm.methods import (
     sparcml,
     sparse_global_qsgd,
     terngrad,
-    top_k,
+    top_k_sgd,
 )
 from jaxcomm.training import make_step, simulate
 from pallas_kernels import implementation
@@ -153,7 +153,7 @@ __all__ = [
     "sparcml",
     "sparse_global_qsgd",
     "terngrad",
-    "top_k",
+    "top_k_sgd",
     # Means
     "aggregation",
     "all_gather_mean",

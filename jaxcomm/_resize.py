@@ -328,7 +328,7 @@ def resize_workers(
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
-      >>> tx = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(1.0))
+      >>> tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.5), optax.sgd(1.0))
       >>> step = jaxcomm.simulate(lambda w, x: jnp.mean(x @ w), tx, 4)
       >>> params = jnp.ones(2)
       >>> batch = jnp.float32([[1, 2], [1, 4], [3, 2], [3, 4]])

@@ -34,7 +34,7 @@ PER_WORKER: dict[str, Callable[[], Any]] = {
     "named": lambda: optax.named_chain(("clip", CLIP), ("mean", optax.chain(MEAN, SGD))),
     "masked": lambda: optax.chain(optax.masked(CLIP, True), jaxcomm.global_qsgd()),
     "injected": lambda: optax.chain(
-        optax.inject_hyperparams(optax.clip_by_global_norm)(1.0), jaxcomm.top_k(ratio=0.5)
+        optax.inject_hyperparams(optax.clip_by_global_norm)(1.0), jaxcomm.top_k_sgd(ratio=0.5)
     ),
     "injected aggregator": lambda: optax.chain(
         CLIP, optax.inject_hyperparams(jaxcomm.mean, static_args=("axis_name",))("data")

@@ -51,7 +51,7 @@ def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
 
 def test_in_a_folder_that_git_ignores() -> None:
     ignored = (compiled.KEPT.parent / ".gitignore").read_text().splitlines()
-    assert f"{compiled.KEPT.name}/" in ignored
+    assert compiled.KEPT.name in ignored
     assert compiled.folder().parent == compiled.KEPT
 
 

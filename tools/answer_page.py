@@ -36,7 +36,7 @@ EXCHANGES = (
         r"jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\)\)",
         "blocks",
     ),
-    (r"jaxcomm\.top_k\({axis}, ratio=(?P<ratio>[\d.]+)\)", "largest"),
+    (r"jaxcomm\.top_k_sgd\({axis}, ratio=(?P<ratio>[\d.]+)\)", "largest"),
     (r"jaxcomm\.ef_sign_sgd\({axis}\)", "signs"),
     (r"jaxcomm\.power_sgd\({axis}, rank=(?P<rank>\d+)\)", "factors"),
 )

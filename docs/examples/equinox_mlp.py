@@ -58,5 +58,5 @@ def train(name, aggregator):  # jaxcomm
 
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",))  # jaxcomm
-train("top_k", jaxcomm.top_k(ratio=0.02))  # jaxcomm
+train("top_k", jaxcomm.top_k_sgd(ratio=0.02))  # jaxcomm
 train("mean", jaxcomm.mean())  # jaxcomm

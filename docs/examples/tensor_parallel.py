@@ -75,5 +75,5 @@ def train(name, aggregator, folder):  # jaxcomm
 
 mesh = jax.make_mesh((-(-jax.device_count() // 2), min(jax.device_count(), 2)), ("data", "model"))
 with tempfile.TemporaryDirectory() as folder:
-    train("top_k", jaxcomm.top_k(ratio=0.05), folder)  # jaxcomm
+    train("top_k", jaxcomm.top_k_sgd(ratio=0.05), folder)  # jaxcomm
     train("mean", jaxcomm.mean(), folder)  # jaxcomm

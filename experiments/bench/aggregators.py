@@ -125,7 +125,7 @@ AGGREGATORS: Mapping[str, Rows] = {
         "rotated_blocks": _all_gather(blockwise(rotated(dither(bits=4)), BLOCK)),
     },
     "sparse": {
-        "top_k": _with_feedback(top_k(ratio=RATIO), 15),
+        "top_k_sgd": _with_feedback(top_k(ratio=RATIO), 15),
         "top_k_bfloat16": _with_feedback(top_k(ratio=RATIO, value_dtype="bfloat16")),
         "coarse_top_k": _with_feedback(sparsifiers.coarse_top_k(k=10, block_size=1000)),
         "top_k_blocks": _with_feedback(top_k(k=10, block_size=1000)),

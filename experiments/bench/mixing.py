@@ -103,7 +103,7 @@ GOSSIP: Rows = {
     "choco_sgd": _compressed(gossip.choco_sgd, _ring),
     "choco_sgd_over_matcha": _compressed(gossip.choco_sgd, _half),
     "deep_squeeze": _compressed(gossip.deep_squeeze, _ring),
-    "d2": BenchMethod(lambda: gossip.d2(gossip.lazy(_ring()))),
+    "d2": BenchMethod(lambda: gossip.d2(gossip.lazy_mixing(_ring()))),
     "sgp": BenchMethod(
         lambda: gossip.sgp(gossip.cyclic(gossip.one_peer_exponential(WORKERS), "push"))
     ),

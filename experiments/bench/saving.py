@@ -53,7 +53,7 @@ def training(rows: int) -> tuple[Any, Callable[[Any], Any]]:
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
 
     mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    tx = optax.chain(jaxcomm.top_k(ratio=0.05), optax.adam(1e-3))
+    tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.05), optax.adam(1e-3))
     step = jaxcomm.make_step(loss_fn, tx, mesh)
 
     def steps(state: Any) -> Any:

@@ -13,7 +13,7 @@ from experiments.bench.networks import NETWORKS, network_times
 from experiments.cli.configs import Timeline as Config
 from experiments.study.drawing import save
 from jaxcomm import scheduling
-from jaxcomm.scheduling import LayerTimes, Link, Plan, Timeline
+from jaxcomm.scheduling import AlphaBeta, LayerTimes, Plan, Timeline
 
 COLORS = {  # Readable by the color-blind, and in this order from dark to light in grey.
     "backward": "#4c6a92",
@@ -26,7 +26,7 @@ LANES = {"compute": 1, "link": 0}
 _FEW = 80  # Events of a lane whose borders are drawn.
 
 
-def plans(times: LayerTimes, link: Link) -> dict[str, Plan]:
+def plans(times: LayerTimes, link: AlphaBeta) -> dict[str, Plan]:
     """The plans that send all coordinates, by the names of their panels."""
     return {
         "at the end": scheduling.at_end_plan(times),
@@ -37,7 +37,7 @@ def plans(times: LayerTimes, link: Link) -> dict[str, Plan]:
     }
 
 
-def timelines(times: LayerTimes, link: Link, encode: float) -> dict[str, Timeline]:
+def timelines(times: LayerTimes, link: AlphaBeta, encode: float) -> dict[str, Timeline]:
     """A simulated step of each plan; the sparsified one also selects coordinates."""
     found = {
         name: scheduling.timeline(times, link, plan) for name, plan in plans(times, link).items()
@@ -101,7 +101,7 @@ def picture(found: Mapping[str, Timeline], title: str) -> Figure:
 def main(config: Config) -> int:
     """Runs `python -m experiments timeline`; returns the exit code."""
     times = network_times(NETWORKS[config.network](), config.compute)
-    link = Link(config.latency, config.bandwidth)
+    link = AlphaBeta(config.latency, config.bandwidth)
     found = timelines(times, link, config.encode)
     print("| plan | step, ms | waiting, ms | messages |\n| --- | ---: | ---: | ---: |")
     for name, each in found.items():

@@ -40,7 +40,7 @@ METHODS: dict[str, Method] = {
         lambda: jaxcomm.power_sgd(AXIS, rank=4), r"f32\[(\d+,4|4,\d+)\]\S* (dot|custom-call|fusion)"
     ),
     "top_k(ratio=0.01)": Method(
-        lambda: jaxcomm.top_k(AXIS, ratio=0.01), r"\b(sort|topk|TopK|top-k)\b"
+        lambda: jaxcomm.top_k_sgd(AXIS, ratio=0.01), r"\b(sort|topk|TopK|top-k)\b"
     ),
     # Last: XLA for GPUs compiles it for minutes.
     "two_stage_mean, dither(bits=4)": Method(

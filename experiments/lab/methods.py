@@ -116,7 +116,7 @@ OWN: Mapping[str, LabMethod] = {
         for rank in (1, 2, 4)
     },
     f"acp_sgd_rank_4{START}": _started(lambda: _power_sgd(4, alternate=True), period=2),
-    f"ef_top_1_percent{START}": _started(lambda: jaxcomm.top_k(ratio=0.01)),
+    f"ef_top_1_percent{START}": _started(lambda: jaxcomm.top_k_sgd(ratio=0.01)),
     "dpsgd": _after(lambda n: gossip.dpsgd(gossip.ring(n))),
     "matcha": _after(lambda n: gossip.matcha(gossip.matcha_plan(gossip.ring(n), 0.5)), 4, None),
     "choco_sgd": _after(lambda n: gossip.choco_sgd(gossip.ring(n), _top(0.01), step_size=0.1)),
@@ -125,7 +125,7 @@ OWN: Mapping[str, LabMethod] = {
             gossip.ring(n), jaxcomm.compression.quantizers.dither(bits=4), step_size=0.5
         )
     ),
-    "d2": _after(lambda n: gossip.d2(gossip.lazy(gossip.ring(n)))),
+    "d2": _after(lambda n: gossip.d2(gossip.lazy_mixing(gossip.ring(n)))),
     "sgp": _after(lambda n: gossip.sgp(gossip.one_peer_exponential(n)), 2),
     "overlap_sgp": _after(lambda n: gossip.sgp(gossip.one_peer_exponential(n), overlap=1), 2),
     "ad_psgd": _after(lambda n: gossip.ad_psgd(gossip.ring(n), staleness=1), 4, None),

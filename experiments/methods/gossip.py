@@ -184,7 +184,7 @@ METHODS: dict[str, GossipMethod] = {
         "parameters in 4 bits, in blocks of 32, with feedback",
     ),
     "d2": GossipMethod(
-        lambda topology, seed: gossip.d2(gossip.lazy(topology.graph), diagnostics=True),
+        lambda topology, seed: gossip.d2(gossip.lazy_mixing(topology.graph), diagnostics=True),
         "parameters over every link, corrected by the last step",
         graphs=(FIRST, "torus_64"),
     ),

@@ -29,7 +29,7 @@ CODES = {
         'jaxcomm.two_stage_mean("data", jaxcomm.compression.blockwise('
         "jaxcomm.quantizers.dither(bits=4), 256))"
     ),
-    "ef_top_1_percent": 'jaxcomm.top_k("data", ratio=0.01)',
+    "ef_top_1_percent": 'jaxcomm.top_k_sgd("data", ratio=0.01)',
     "power_sgd_rank_4": 'jaxcomm.power_sgd("data", rank=4)',
     "power_sgd_rank_1": 'jaxcomm.power_sgd("data", rank=1)',
 }

@@ -98,7 +98,7 @@ def dissimilar_workers(seed: int, workers: int, steps: int) -> Outcome:
     distances from the minimum there is the expected number.
     """
     objective = objectives.quadratic(workers, noise=0.0, growth=0.0)
-    mixing = gossip.lazy(gossip.hypercube(workers))
+    mixing = gossip.lazy_mixing(gossip.hypercube(workers))
     rate = 0.25 / objectives.LARGEST
     batch = objectives.draw(objective, jax.random.key(0))
     batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), batch)

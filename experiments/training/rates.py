@@ -14,7 +14,7 @@ import jaxcomm
 from experiments.methods.convergence import Cell
 from experiments.tasks import objectives
 from experiments.tasks.objectives import DIMENSION, Objective
-from jaxcomm.synchronization import events, exponential
+from jaxcomm.synchronization import events, shifted_exponential
 
 CHUNK = 16
 """Steps of one call of a compiled program, which returns means over them."""
@@ -152,7 +152,7 @@ def eventwise(cell: Cell, strength: int, workers: int) -> Program:
             return jax.value_and_grad(objectives.loss)(params, batch)
 
         policy = strategy.build(codec, parameter, functools.partial(_rate, schedule), workers)
-        return events.event_loop(policy, work, exponential(1.0), workers=workers, seed=seed)
+        return events.event_loop(policy, work, shifted_exponential(1.0), workers=workers, seed=seed)
 
     def begin(objective: Objective, schedule: Schedule, seed: jax.Array) -> Any:
         return loop_of(objective, schedule, seed).start(start(objective, schedule))

@@ -53,7 +53,7 @@ class Checkpoints:
     Example:
       >>> import tempfile, jax.numpy as jnp, optax, jaxcomm
       >>> from jaxcomm.checkpoint import Checkpoints
-      >>> tx = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(0.1))
+      >>> tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.5), optax.sgd(0.1))
       >>> params = jnp.ones(2)
       >>> state = {"params": params, "opt_state": jaxcomm.init(tx, params, 4)}
       >>> with tempfile.TemporaryDirectory() as directory, Checkpoints(directory) as checkpoints:

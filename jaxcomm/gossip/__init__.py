@@ -20,7 +20,7 @@ from jaxcomm.gossip._periodic_averaging import periodic_averaging
 from jaxcomm.gossip._random_pairs import random_pairs
 from jaxcomm.gossip._rounds import to_rounds
 from jaxcomm.gossip._sgp import sgp
-from jaxcomm.gossip._to_mixing import cyclic, lazy, random_periodic, randomized, to_mixing
+from jaxcomm.gossip._to_mixing import cyclic, lazy_mixing, random_periodic, randomized, to_mixing
 from jaxcomm.gossip._topologies import (
     complete,
     erdos_renyi,
@@ -56,7 +56,7 @@ __all__ = [
     "exponential",
     "hypercube",
     "cyclic",
-    "lazy",
+    "lazy_mixing",
     "matcha",
     "matcha_plan",
     "mixing_matrix",

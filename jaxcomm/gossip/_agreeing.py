@@ -74,5 +74,5 @@ def _require_contraction(mixing: Mixing) -> None:
         raise ValueError(
             f"Workers do not agree with these weights: besides the 1 of their mean, {of} have an "
             f"eigenvalue of magnitude {largest:.6g}, and it must be below 1. Negative eigenvalues "
-            "need larger weights of a worker for itself, as by `gossip.lazy(mixing)`."
+            "need larger weights of a worker for itself, as by `gossip.lazy_mixing(mixing)`."
         )

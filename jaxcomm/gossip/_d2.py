@@ -43,12 +43,12 @@ def d2(
 
     Raises:
       ValueError: If the graph is directed or not connected, the mixing changes between steps, or
-        an eigenvalue is -1/3 or less. D2 then diverges; use `gossip.lazy(mixing)`.
+        an eigenvalue is -1/3 or less. D2 then diverges; use `gossip.lazy_mixing(mixing)`.
 
     Example:
       >>> import optax
       >>> from jaxcomm import gossip
-      >>> tx = optax.chain(optax.sgd(0.1), gossip.d2(gossip.lazy(gossip.ring(8))))
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.d2(gossip.lazy_mixing(gossip.ring(8))))
 
     References:
       Tang et al., `D2: Decentralized Training over Decentralized Data
@@ -59,7 +59,7 @@ def d2(
     if smallest <= -1 / 3 + 1e-9:
         raise ValueError(
             f"`d2` diverges if an eigenvalue of the mixing matrix is -1/3 or less, got "
-            f"{smallest:.4f}: use `gossip.lazy(mixing)`, whose eigenvalues are not negative."
+            f"{smallest:.4f}: use `gossip.lazy_mixing(mixing)`, whose eigenvalues are not negative."
         )
 
     def start(units: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:

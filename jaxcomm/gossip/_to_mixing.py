@@ -211,7 +211,7 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
     return at(float(best.x))
 
 
-def lazy(mixing: Any) -> Mixing:
+def lazy_mixing(mixing: Any) -> Mixing:
     r"""Halves the weights between workers: :math:`(W + I) / 2`, with nonnegative eigenvalues.
 
     Args:
@@ -222,7 +222,7 @@ def lazy(mixing: Any) -> Mixing:
 
     Example:
       >>> from jaxcomm import gossip
-      >>> gossip.lazy(gossip.path(2)).matrices[0]
+      >>> gossip.lazy_mixing(gossip.path(2)).matrices[0]
       array([[0.75, 0.25],
              [0.25, 0.75]])
     """

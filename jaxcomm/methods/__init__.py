@@ -15,7 +15,7 @@ from jaxcomm.methods._signs import ef_sign_sgd, sign_sgd, signum
 from jaxcomm.methods._sketched_sgd import sketched_sgd
 from jaxcomm.methods._sparcml import sparcml
 from jaxcomm.methods._terngrad import terngrad
-from jaxcomm.methods._top_k import top_k
+from jaxcomm.methods._top_k import top_k_sgd
 
 __all__ = [
     "atomo",
@@ -37,5 +37,5 @@ __all__ = [
     "sparcml",
     "sparse_global_qsgd",
     "terngrad",
-    "top_k",
+    "top_k_sgd",
 ]

@@ -14,7 +14,7 @@ from jaxcomm.compression.feedback import error_feedback
 
 @checked("decay")
 @takes_options
-def top_k(
+def top_k_sgd(
     axis_name: AxisName = "data",
     *,
     ratio: float | None = None,
@@ -53,7 +53,7 @@ def top_k(
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
-      >>> tx = jaxcomm.top_k(k=1)
+      >>> tx = jaxcomm.top_k_sgd(k=1)
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 1.0], [0.0, 4.0]])))
       [[1.5 2. ]

@@ -118,8 +118,8 @@ RECOMMENDED: tuple[Method, ...] = (
         "small: unbiased, 4 bits; the steps are an assumption",
     ),
     Method(
-        "jaxcomm.top_k({axis}, ratio=0.01)",
-        lambda axis: methods.top_k(axis, ratio=0.01),
+        "jaxcomm.top_k_sgd({axis}, ratio=0.01)",
+        lambda axis: methods.top_k_sgd(axis, ratio=0.01),
         _of(lambda: top_k(ratio=0.01)),
         1.5,
         "medium: biased, with feedback: tune the rate; the steps are an assumption",

@@ -15,14 +15,14 @@ from jaxcomm.scheduling._overlap import Overlap, OverlapReport, overlap_report
 from jaxcomm.scheduling._plan import Plan, at_end_plan, bucket_plan, wait_free_plan
 from jaxcomm.scheduling._priority import priority_plan
 from jaxcomm.scheduling._sparsified import sparsified_plan
-from jaxcomm.scheduling._timeline import Event, Timeline, timeline
-from jaxcomm.scheduling._times import LayerTimes, Link, ring_link
+from jaxcomm.scheduling._timeline import Timeline, TimelineEvent, timeline
+from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ring_link
 from jaxcomm.scheduling._wait_free import WaitFreeState, wait_free
 
 __all__ = [
-    "Event",
+    "TimelineEvent",
     "LayerTimes",
-    "Link",
+    "AlphaBeta",
     "Overlap",
     "OverlapReport",
     "Plan",

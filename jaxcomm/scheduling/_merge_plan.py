@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxcomm.scheduling._plan import Plan, contiguous, dense_plan
 from jaxcomm.scheduling._times import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     ready_seconds,
     require_link,
     require_times,
@@ -20,7 +20,7 @@ from jaxcomm.scheduling._times import (
 class _Problem:
     """The sums over layers that every partition into groups shares."""
 
-    def __init__(self, times: LayerTimes, link: Link) -> None:
+    def __init__(self, times: LayerTimes, link: AlphaBeta) -> None:
         self.count = len(times)
         self.ready = ready_seconds(times)
         self.offsets = np.concatenate([[0.0], np.cumsum(times.sizes)])
@@ -95,7 +95,7 @@ def _greedy(problem: _Problem) -> list[int]:
 
 
 def merge_plan(
-    times: LayerTimes, link: Link, *, method: Literal["optimal", "greedy"] = "optimal"
+    times: LayerTimes, link: AlphaBeta, *, method: Literal["optimal", "greedy"] = "optimal"
 ) -> Plan:
     r"""The consecutive layers to merge into one message, for the shortest step: MG-WFBP.
 
@@ -133,7 +133,7 @@ def merge_plan(
     Example:
       >>> from jaxcomm import scheduling
       >>> times = scheduling.LayerTimes(sizes=[4e6, 1e4, 1e4, 1e4], backward=[2e-3] * 4)
-      >>> link = scheduling.Link(latency=2e-3, bytes_per_second=1e9)
+      >>> link = scheduling.AlphaBeta(latency=2e-3, bytes_per_second=1e9)
       >>> scheduling.merge_plan(times, link).groups
       ((0,), (1, 2, 3))
 

@@ -7,8 +7,8 @@ import math
 from jaxcomm.scheduling._plan import Plan, wait_free_plan
 from jaxcomm.scheduling._timeline import timeline
 from jaxcomm.scheduling._times import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     require_link,
     require_number,
     require_times,
@@ -25,7 +25,7 @@ def _cut(times: LayerTimes, part_bytes: float) -> Plan:
     return wait_free_plan(times)._replace(parts=parts, priorities=priorities, barrier=False)
 
 
-def priority_plan(times: LayerTimes, link: Link, *, part_bytes: float | None = None) -> Plan:
+def priority_plan(times: LayerTimes, link: AlphaBeta, *, part_bytes: float | None = None) -> Plan:
     r"""One message per layer, cut into parts; front layers go first: P3 and ByteScheduler.
 
     The next forward pass begins when the first layer of the model has arrived, and runs while later
@@ -52,7 +52,7 @@ def priority_plan(times: LayerTimes, link: Link, *, part_bytes: float | None = N
       >>> times = scheduling.LayerTimes(
       ...     sizes=[8e6, 1e6], backward=[1e-3, 1e-3], forward=[4e-3, 4e-3]
       ... )
-      >>> link = scheduling.Link(latency=1e-4, bytes_per_second=1e9)
+      >>> link = scheduling.AlphaBeta(latency=1e-4, bytes_per_second=1e9)
       >>> plan = scheduling.priority_plan(times, link)
       >>> plan.parts, plan.priorities
       ((2, 1), (1, 0))

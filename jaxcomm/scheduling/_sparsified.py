@@ -8,8 +8,8 @@ import math
 from jaxcomm.scheduling._merge_plan import merge_plan
 from jaxcomm.scheduling._plan import Plan, wait_free_plan
 from jaxcomm.scheduling._times import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     ready_seconds,
     require_link,
     require_number,
@@ -17,7 +17,7 @@ from jaxcomm.scheduling._times import (
 )
 
 
-def _hidden_bytes(times: LayerTimes, link: Link, least: list[float]) -> list[float]:
+def _hidden_bytes(times: LayerTimes, link: AlphaBeta, least: list[float]) -> list[float]:
     """The bytes of each layer: as many as hide, between `least` and those of the dense layer."""
     if math.isinf(link.bytes_per_second):
         return list(times.sizes)
@@ -34,7 +34,7 @@ def _hidden_bytes(times: LayerTimes, link: Link, least: list[float]) -> list[flo
 
 def sparsified_plan(
     times: LayerTimes,
-    link: Link,
+    link: AlphaBeta,
     *,
     max_compression: float = 1000.0,
     expansion: float = 2.0,
@@ -75,7 +75,7 @@ def sparsified_plan(
     Example:
       >>> from jaxcomm import scheduling
       >>> times = scheduling.LayerTimes(sizes=[8e6, 8e6, 8e6], backward=[2e-3, 5e-3, 1e-2])
-      >>> link = scheduling.Link(latency=1e-3, bytes_per_second=1e9)
+      >>> link = scheduling.AlphaBeta(latency=1e-3, bytes_per_second=1e9)
       >>> plan = scheduling.sparsified_plan(times, link)
       >>> plan.ratios, plan.groups
       ((0.25, 1.0, 0.001), ((0,), (1,), (2,)))

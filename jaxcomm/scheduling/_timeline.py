@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from jaxcomm.scheduling._plan import Plan, require_plan
-from jaxcomm.scheduling._times import LayerTimes, Link, require_link, require_times
+from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, require_link, require_times
 
 Kind = Literal["backward", "encode", "send", "decode", "forward"]
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """What a stream does from `start` to `end`.
 
     Attributes:
@@ -43,7 +43,7 @@ class Timeline(NamedTuple):
       link_seconds: The seconds in which the link is busy.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
     step_seconds: float
     compute_seconds: float
     link_seconds: float
@@ -65,14 +65,14 @@ class _Compute:
     def __init__(self, times: LayerTimes) -> None:
         self.names = times.names
         self.clock = self.busy = 0.0
-        self.events: list[Event] = []
+        self.events: list[TimelineEvent] = []
 
     def run(self, kind: Kind, layers: tuple[int, ...], seconds: float) -> None:
         if seconds:
             begins, self.clock = self.clock, self.clock + seconds
             self.busy += seconds
             name = _name(self.names, layers)
-            self.events.append(Event("compute", kind, name, layers, begins, self.clock))
+            self.events.append(TimelineEvent("compute", kind, name, layers, begins, self.clock))
 
 
 def _name(names: Sequence[str], layers: tuple[int, ...]) -> str:
@@ -94,10 +94,10 @@ def _backward(compute: _Compute, times: LayerTimes, plan: Plan) -> list[float]:
 
 
 def _send(
-    link: Link, times: LayerTimes, plan: Plan, ready: list[float]
-) -> tuple[list[Event], list[float]]:
+    link: AlphaBeta, times: LayerTimes, plan: Plan, ready: list[float]
+) -> tuple[list[TimelineEvent], list[float]]:
     """What the link does, and when each group has arrived."""
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
     arrived = [0.0] * len(ready)
     coming = sorted(range(len(ready)), key=lambda group: (ready[group], group), reverse=True)
     waiting: list[tuple[int, float, int, int]] = []  # priority, ready, group, part
@@ -112,7 +112,7 @@ def _send(
         parts, layers = plan.parts[group], plan.groups[group]
         ends = clock + link.seconds(plan.message_bytes(group) / parts)
         name = _name(times.names, layers) + (f" {part + 1}/{parts}" if parts > 1 else "")
-        events.append(Event("link", "send", name, layers, clock, ends))
+        events.append(TimelineEvent("link", "send", name, layers, clock, ends))
         clock = ends
         if part + 1 < parts:
             heapq.heappush(waiting, (priority, since, group, part + 1))
@@ -148,7 +148,7 @@ def _forward(compute: _Compute, times: LayerTimes, plan: Plan, arrived: list[flo
         decoded.add(group)
 
 
-def timeline(times: LayerTimes, link: Link, plan: Plan) -> Timeline:
+def timeline(times: LayerTimes, link: AlphaBeta, plan: Plan) -> Timeline:
     """Simulates one step of a plan: when each layer is computed, encoded, sent and decoded.
 
     Two streams run side by side. The compute stream runs the backward pass, and encodes each group
@@ -173,7 +173,7 @@ def timeline(times: LayerTimes, link: Link, plan: Plan) -> Timeline:
       >>> times = scheduling.LayerTimes(
       ...     sizes=[4e6, 4e6], backward=[3e-3, 3e-3], forward=[2e-3, 2e-3]
       ... )
-      >>> link = scheduling.Link(latency=1e-3, bytes_per_second=1e9)
+      >>> link = scheduling.AlphaBeta(latency=1e-3, bytes_per_second=1e9)
       >>> late = scheduling.timeline(times, link, scheduling.at_end_plan(times))
       >>> early = scheduling.timeline(times, link, scheduling.wait_free_plan(times))
       >>> round(late.step_seconds, 4), round(early.step_seconds, 4)

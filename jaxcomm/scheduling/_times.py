@@ -27,7 +27,7 @@ def require_number(value: object, option: str, rule: str, least: float, *, stric
     return number
 
 
-class Link(NamedTuple):
+class AlphaBeta(NamedTuple):
     r"""The model of a link: a message of :math:`s` bytes takes :math:`\alpha + \beta s` seconds.
 
     :math:`\alpha` is the latency, and :math:`1 / \beta` the bandwidth. The link carries one message
@@ -40,7 +40,7 @@ class Link(NamedTuple):
 
     Example:
       >>> from jaxcomm import scheduling
-      >>> link = scheduling.Link(latency=1e-3, bytes_per_second=1e9)
+      >>> link = scheduling.AlphaBeta(latency=1e-3, bytes_per_second=1e9)
       >>> link.seconds(4e6)
       0.005
     """
@@ -53,16 +53,16 @@ class Link(NamedTuple):
         return self.latency + size / self.bytes_per_second
 
 
-def require_link(link: object) -> Link:
+def require_link(link: object) -> AlphaBeta:
     """Returns the link.
 
     Raises:
       ValueError: If it is no link, its latency is negative, or its bandwidth is not positive.
     """
-    if not isinstance(link, Link):
+    if not isinstance(link, AlphaBeta):
         raise ValueError(
-            "`link` must be a link, such as `scheduling.Link(latency=1e-3, bytes_per_second=1e9)`, "
-            f"got {link!r}."
+            "`link` must be a link, such as `scheduling.AlphaBeta(latency=1e-3, "
+            f"bytes_per_second=1e9)`, got {link!r}."
         )
     require_number(
         link.latency, "link.latency", "a finite number of seconds, at least 0", 0.0, strict=False
@@ -74,7 +74,7 @@ def require_link(link: object) -> Link:
     return link
 
 
-def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> Link:
+def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> AlphaBeta:
     r"""The link of a ring all-reduce whose hops have a latency and a bandwidth.
 
     .. math:: \alpha + \beta s = 2 (n - 1) \left( a + \frac{s}{n b} \right)
@@ -89,7 +89,7 @@ def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> Link:
 
     Returns:
       A link for the bytes of the summed arrays. For the bytes that a worker *sends*, which
-      :func:`jaxcomm.wire.account` counts, use `Link` with the bandwidth of the worker.
+      :func:`jaxcomm.wire.account` counts, use `AlphaBeta` with the bandwidth of the worker.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -105,9 +105,9 @@ def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> Link:
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 2:
         raise ValueError(f"`workers` must be an integer of at least 2, got {workers!r}.")
-    hop = require_link(Link(latency, bytes_per_second))
+    hop = require_link(AlphaBeta(latency, bytes_per_second))
     hops = 2 * (workers - 1)
-    return Link(hops * hop.latency, hop.bytes_per_second * workers / hops)
+    return AlphaBeta(hops * hop.latency, hop.bytes_per_second * workers / hops)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,9 +42,9 @@ from jaxcomm.synchronization._stragglers import (
     Straggler,
     bernoulli_sleep,
     deterministic,
-    exponential,
     pareto,
     recorded_times,
+    shifted_exponential,
 )
 from jaxcomm.synchronization._streaming_diloco import streaming_diloco
 from jaxcomm.synchronization._triggers import (
@@ -98,7 +98,7 @@ __all__ = [
     "diloco",
     "eager_diloco",
     "all_workers",
-    "exponential",
+    "shifted_exponential",
     "fastest_worker",
     "precomputed_gradients",
     "growing_batch",

@@ -44,8 +44,11 @@ def run_time(
       ValueError: If a number is out of range, or the straggler has no closed form.
 
     Example:
-      >>> from jaxcomm.synchronization import exponential, run_time
-      >>> round(run_time(exponential(mean=1.0), workers=10, waits_for=8).seconds_per_update, 3)
+      >>> from jaxcomm.synchronization import run_time, shifted_exponential
+      >>> round(
+      ...     run_time(shifted_exponential(mean=1.0), workers=10, waits_for=8).seconds_per_update,
+      ...     3,
+      ... )
       1.429
     """
     if not 1 <= waits_for <= workers:

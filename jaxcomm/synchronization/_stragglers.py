@@ -86,7 +86,7 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     return Straggler(draw, means, order_statistic, float(times.min()), period=1)
 
 
-def exponential(mean: float, shift: float = 0.0) -> Straggler:
+def shifted_exponential(mean: float, shift: float = 0.0) -> Straggler:
     r"""Exponential times with a constant shift.
 
     .. math:: T = s + \mathrm{Exp}(\mu), \qquad
@@ -106,8 +106,8 @@ def exponential(mean: float, shift: float = 0.0) -> Straggler:
       ValueError: If `mean` is not positive, or `shift` is negative.
 
     Example:
-      >>> from jaxcomm.synchronization import exponential
-      >>> round(exponential(mean=1.0).order_statistic(8, 8), 3)
+      >>> from jaxcomm.synchronization import shifted_exponential
+      >>> round(shifted_exponential(mean=1.0).order_statistic(8, 8), 3)
       2.718
     """
     _require_positive(mean=mean)

@@ -181,7 +181,9 @@ def test_a_timed_method_is_compared_with_the_exact_mean() -> None:
 def test_what_a_model_is_too_large_for_is_omitted() -> None:
     found = advise(shapes_of_count(3 * 10**9), 8, link="100Gbit", step_seconds=1.0)
     assert len(found.rows) == 7
-    assert found.assumptions[-1].startswith('Omitted: jaxcomm.top_k("data", ratio=0.01): A bucket')
+    assert found.assumptions[-1].startswith(
+        'Omitted: jaxcomm.top_k_sgd("data", ratio=0.01): A bucket'
+    )
 
 
 @pytest.mark.parametrize("axis", ['a"b', "a'b", "{axis}"])

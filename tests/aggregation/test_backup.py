@@ -15,12 +15,12 @@ from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import exponential
+from jaxcomm.synchronization import shifted_exponential
 from tests.cases import WEIGHTED, Case
 from tests.slow import slow
 from tests.workers import aggregator, draws, flat, gradients, initial, mesh_of
 
-TIMES = exponential(1.0).sample
+TIMES = shifted_exponential(1.0).sample
 WORKERS, BACKUPS = 6, 2
 FIRST = WORKERS - BACKUPS
 

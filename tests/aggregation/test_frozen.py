@@ -18,7 +18,7 @@ from tests.slow import slow
 AGGREGATORS: dict[str, Callable[[], Any]] = {
     "mean": jaxcomm.mean,
     "global_qsgd": lambda: jaxcomm.global_qsgd(bits=8),
-    "top_k": lambda: jaxcomm.top_k(ratio=0.1),
+    "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.1),
     "two_stage": lambda: jaxcomm.two_stage_mean("data", dither(bits=8)),
 }
 SOME = ["mean", slow("top_k"), slow("global_qsgd"), slow("two_stage")]

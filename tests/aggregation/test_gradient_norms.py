@@ -108,7 +108,7 @@ def test_inside_accumulate_and_skip_nonfinite(kind: str) -> None:
 
 
 def test_resized_and_as_the_aggregator_of_local_steps() -> None:
-    tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.top_k(ratio=0.5)), optax.sgd(0.1))
+    tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.top_k_sgd(ratio=0.5)), optax.sgd(0.1))
     step, state = build("simulated", tx)
     params, state, metrics = step(START, state, X)
     smaller, params = jaxcomm.resize_workers(tx, state, params, 2)

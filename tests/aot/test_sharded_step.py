@@ -64,7 +64,7 @@ def test_shards_stay_where_they_are(
     mesh = request.getfixturevalue(devices)
     aggregator = {
         "qsgd": lambda: jaxcomm.global_qsgd(bits=8),
-        "top_k": lambda: jaxcomm.top_k(ratio=0.01),
+        "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.01),
         "power_sgd": lambda: jaxcomm.power_sgd(rank=2),
     }[method]()
     compiled = compile_step(jaxcomm.shard_local(aggregator, SPECS), mesh)

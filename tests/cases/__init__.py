@@ -44,7 +44,7 @@ REPRESENTATIVES = {
     "global_qsgd_exponential",  # merged
     "two_stage_8_bits",
     "sharded_server",  # in two stages, with an optimizer between
-    "top_k",  # gathered, feedback
+    "top_k_sgd",  # gathered, feedback
     "diana",  # shared memory
 }
 
@@ -74,10 +74,10 @@ CASES = [
 
 # A mean without a codec, one of codes, and one with memory: enough for laws about the code that
 # all aggregators share around exchange and codec.
-FRAME = {"mean", "global_qsgd", "top_k"}
+FRAME = {"mean", "global_qsgd", "top_k_sgd"}
 
 # Without memory and with it: enough in the quick run for laws that take long.
-FEW = {"global_qsgd", "top_k"}
+FEW = {"global_qsgd", "top_k_sgd"}
 
 
 def rows(cases: list[Case], quick: set[str] = REPRESENTATIVES) -> list:

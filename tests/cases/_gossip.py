@@ -153,7 +153,7 @@ GOSSIP = [
     ),
     _case(
         "d2",
-        lambda n: gossip.lazy(gossip.ring(n)),
+        lambda n: gossip.lazy_mixing(gossip.ring(n)),
         gossip.d2,
         oracle.d2,
         drift=1e-4,

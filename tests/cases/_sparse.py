@@ -44,7 +44,7 @@ def two_of_four(size: int) -> int:
 
 SPARSE = [
     feedback_case(
-        "top_k",
+        "top_k_sgd",
         top_k(ratio=0.25),
         bytes=top_quarter,
         dtypes={"u32"},
@@ -52,7 +52,7 @@ SPARSE = [
         alien=LARGEST_OF_ALL,
     )._replace(
         make=cache(
-            lambda axis_name="data", seed=0: jaxcomm.top_k(axis_name, ratio=0.25, seed=seed),
+            lambda axis_name="data", seed=0: jaxcomm.top_k_sgd(axis_name, ratio=0.25, seed=seed),
         )
     ),
     feedback_case(

@@ -11,7 +11,7 @@ import jaxcomm
 from jaxcomm.checkpoint import CheckpointError, Checkpoints
 from tests.checkpoint.trees import assert_equal
 
-TX = optax.chain(jaxcomm.top_k(ratio=0.5), optax.sgd(0.1))
+TX = optax.chain(jaxcomm.top_k_sgd(ratio=0.5), optax.sgd(0.1))
 
 
 def start(tx: Any = TX, workers: int = 4, size: int = 6) -> dict[str, Any]:

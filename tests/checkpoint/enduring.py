@@ -54,7 +54,7 @@ def train(folder: Path, seed: int, steps: int, pace: float = 0.0) -> Trained:
     random = np.random.default_rng(seed)
     shapes = {"w1": (64, 32), "w2": (32, 10)}
     params = {k: jnp.asarray(0.2 * random.normal(size=s), jnp.float32) for k, s in shapes.items()}
-    tx = optax.chain(jaxcomm.top_k(ratio=0.05), optax.sgd(0.1, momentum=0.9))
+    tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.05), optax.sgd(0.1, momentum=0.9))
     state: dict[str, Any] = {"params": params, "opt_state": jaxcomm.init(tx, params, mesh)}
     state["counts"] = jax.device_put(np.zeros(EPOCH, np.int32), everywhere)
 

@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     workers, process = jax.device_count(), jax.process_index()
     mesh = jax.make_mesh((workers,), ("data",), axis_types=(AxisType.Auto,))
     everywhere, split = (NamedSharding(mesh, PartitionSpec(*a)) for a in ((), ("data",)))
-    tx = optax.chain(jaxcomm.top_k(ratio=0.25), optax.sgd(RATE))
+    tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.25), optax.sgd(RATE))
     params: Any = {"w": jax.numpy.zeros(8)}
     state = {"params": params, "opt_state": jaxcomm.init(tx, params, mesh)}
     rows = np.random.default_rng(0).normal(size=(STEPS * BATCH, 8)).astype(np.float32)

@@ -26,7 +26,7 @@ def main(folder: Path, kill_at: int, then: str) -> None:
     from tests.checkpoint.program import digest
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    tx = optax.chain(jaxcomm.top_k(ratio=0.25), optax.adam(0.05))
+    tx = optax.chain(jaxcomm.top_k_sgd(ratio=0.25), optax.adam(0.05))
     params: Any = {"w": jax.numpy.ones((6, 4))}
     state = {"params": params, "opt_state": jaxcomm.init(tx, params, mesh)}
     sharding = NamedSharding(mesh, PartitionSpec("data"))

@@ -80,7 +80,7 @@ def test_one_way_is_not_enough() -> None:
         gossip.random_pairs(1),
         [np.eye(1)],
         gossip.ring(1),
-        gossip.lazy(SWAP),
+        gossip.lazy_mixing(SWAP),
         [pair(0, 1), pair(2, 3), pair(0, 2)],
         gossip.randomized([SWAP, np.full((2, 2), 0.5)]),
         [pair(0, 1, own=-0.1), pair(2, 3), pair(0, 2), pair(1, 3)],

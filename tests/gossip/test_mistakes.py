@@ -49,7 +49,7 @@ APART = nx.Graph([(0, 1), (2, 3)])
             lambda: gossip.random_periodic(gossip.ring(8), budget=-1),
             r"`budget` must be in \(0, 1\]",
         ),
-        (lambda: gossip.d2(gossip.to_mixing(gossip.ring(8), "uniform")), "use `gossip.lazy"),
+        (lambda: gossip.d2(gossip.to_mixing(gossip.ring(8), "uniform")), "use `gossip.lazy_mixing"),
         (lambda: gossip.d2(PLAN), "the same in all steps"),
         (lambda: gossip.choco_sgd(gossip.ring(8), TOP, step_size=0), r"`step_size` must be in"),
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbor=False), "in all steps"),

@@ -84,7 +84,7 @@ def test_the_degree_is_of_senders() -> None:
 
 def test_lazy_halves_what_is_taken_in() -> None:
     plan = gossip.matcha_plan(gossip.ring(4), budget=0.5)
-    mixing = gossip.lazy(plan)
+    mixing = gossip.lazy_mixing(plan)
     for matrix in mixing.matrices:
         np.testing.assert_allclose(matrix[matrix != 0].max(), 1 - plan.alpha / 2)
     assert mixing.probabilities == plan.probabilities

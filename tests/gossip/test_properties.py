@@ -66,7 +66,7 @@ def descend(tx: optax.GradientTransformation, rate: float, count: int) -> np.nda
 
 
 def test_d2_reaches_the_optimum_of_unlike_workers_and_dpsgd_does_not() -> None:
-    mixing = gossip.lazy(gossip.ring(8))
+    mixing = gossip.lazy_mixing(gossip.ring(8))
     exact = descend(gossip.d2(mixing), 0.05, 1500)
     off = descend(gossip.dpsgd(mixing), 0.05, 1500)
     assert np.sum(exact**2) < 1e-8 and np.sum(off**2) > 0.1

@@ -25,7 +25,7 @@ import jaxcomm
 from jaxcomm import gossip, synchronization
 
 pair = np.full((2, 2), 0.5)
-gossip.randomized([pair]), gossip.cyclic([pair]), gossip.lazy(pair)
+gossip.randomized([pair]), gossip.cyclic([pair]), gossip.lazy_mixing(pair)
 gossip.sgp(pair), gossip.d2(pair)
 synchronization.neighbor_barrier(pair)
 mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))

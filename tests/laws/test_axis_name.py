@@ -126,7 +126,7 @@ def test_of_several_axes_each_is_a_proposal() -> None:
 def test_an_option_in_its_place_names_the_keywords() -> None:
     for construct, value, keyword in (
         (jaxcomm.global_qsgd, 8, "`bits=`"),
-        (jaxcomm.top_k, 0.01, "`ratio=`, `k=`"),
+        (jaxcomm.top_k_sgd, 0.01, "`ratio=`, `k=`"),
         (jaxcomm.mean, jnp.float16, "`wire_dtype=`"),
     ):
         with pytest.raises(ValueError, match=rf"name of a mesh axis.*by keyword: .*{keyword}"):

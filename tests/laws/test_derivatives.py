@@ -16,7 +16,14 @@ WORKERS, SMALL = 2, 1e-3
 # The others round, or draw by probabilities that depend on the update.
 DIFFERENTIABLE = {
     *("mean", "ring_mean", "mean_bfloat16", "sharded_server", "delayed", "lazy"),
-    *("top_k", "top_k_bfloat16", "top_k_blocks", "top_k_sampled", "top_k_two_stage", "threshold"),
+    *(
+        "top_k_sgd",
+        "top_k_bfloat16",
+        "top_k_blocks",
+        "top_k_sampled",
+        "top_k_two_stage",
+        "threshold",
+    ),
     *("gtop_k", "golomb_rice_top_k", "sharded_server_top_k", "warmup", "adaptive_ratio"),
     *("random_k", "random_k_feedback", "block_coordinate", "block_coordinate_random"),
     *("block_coordinate_southwell", "block_coordinate_alone", "demo", "nonzero", "nonzero_union"),
@@ -25,8 +32,8 @@ DIFFERENTIABLE = {
     *("deep_gradient_compression", "momentum_correction", "zeroth_order", "zeroth_order_gaussian"),
 }
 # The derivative of a cast is 1, as JAX has it: that of the row without it.
-NARROW = {"mean_bfloat16": "mean", "top_k_bfloat16": "top_k"}
-QUICK = {"mean_bfloat16", "top_k", "one_bit"}
+NARROW = {"mean_bfloat16": "mean", "top_k_bfloat16": "top_k_sgd"}
+QUICK = {"mean_bfloat16", "top_k_sgd", "one_bit"}
 REFUSED = "gradient|derivative|custom_vjp"
 
 
@@ -92,7 +99,7 @@ def test_derivatives_of_updates_and_state(case: Case, mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["checked", "unchecked", "vmap"])
 @pytest.mark.parametrize(
     "case",
-    rows([c for c in CASES if c.name in DIFFERENTIABLE - {"s2_reducer_peel"}], {"top_k"}),
+    rows([c for c in CASES if c.name in DIFFERENTIABLE - {"s2_reducer_peel"}], {"top_k_sgd"}),
     ids=repr,
 )
 def test_reverse_mode_is_the_transpose_of_forward_mode(case: Case, mode: Any) -> None:

@@ -14,7 +14,7 @@ from jaxcomm import aggregation
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
-from jaxcomm.synchronization import exponential
+from jaxcomm.synchronization import shifted_exponential
 
 
 def largest(ratio: float) -> jaxcomm.Codec:
@@ -59,7 +59,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         **UNITS,
     },
     "atomo": {"rank": 2, "bucket_bytes": 64, "seed": 3},
-    "backup": {"tx": jaxcomm.mean(), "backups": 1, "times": exponential(1.0).sample, "seed": 3},
+    "backup": {
+        "tx": jaxcomm.mean(),
+        "backups": 1,
+        "times": shifted_exponential(1.0).sample,
+        "seed": 3,
+    },
     "budgeted_mean": {
         "axis_name": "data",
         "codec_for": of_levels,
@@ -123,7 +128,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "sparse_global_qsgd": {"capacity": 4, "levels": 1, **UNITS},
     "all_reduce_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "terngrad": {"clip": 2.5, **UNITS},
-    "top_k": {"k": 2, "decay": 0.9, **UNITS},
+    "top_k_sgd": {"k": 2, "decay": 0.9, **UNITS},
     "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
     "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
     "zeroth_order": {"directions": 2, "smoothing": 0.01, "seed": 3},

@@ -124,7 +124,7 @@ def test_the_devices_of_a_replica_share_the_outer_exchange(kind: AxisType) -> No
     steps = 2 * (REPLICAS - 1) / REPLICAS * 4 * 2  # Numbers that are not sliced.
     # Of 2 and 3 coordinates, the 3 are padded to 4.
     assert sent["data"] - steps == (of_whole["data"] - steps) * 3 / 5
-    top_k = jaxcomm.top_k(ratio=0.5)  # Its residuals differ by device of a replica.
+    top_k = jaxcomm.top_k_sgd(ratio=0.5)  # Its residuals differ by device of a replica.
     step, params, state = prepared(_outer_of(jaxcomm.sliced(top_k, "ici")), mesh_of(kind))
     assert np.isfinite(scanned(step, params, state)).all()
 
@@ -310,7 +310,7 @@ def test_compressed_between_replicas_shard_by_shard(method: str, kind: AxisType)
     specs = {name: SPECS[name] for name in names}
     mesh = jax.make_mesh((WORKERS, SHARDS), ("data", "ici"), axis_types=(kind,) * 2)
     start = {name: first_weights()[name] for name in names}
-    tx = make(jaxcomm.shard_local(jaxcomm.top_k(ratio=0.3), specs))
+    tx = make(jaxcomm.shard_local(jaxcomm.top_k_sgd(ratio=0.3), specs))
     cut = {k: jax.device_put(x, NamedSharding(mesh, specs[k])) for k, x in start.items()}
     params = jaxcomm.replicate(cut, mesh)
     state = jaxcomm.init(tx, params, mesh, shard_axes="ici")
@@ -319,7 +319,7 @@ def test_compressed_between_replicas_shard_by_shard(method: str, kind: AxisType)
     assert set(sent.bytes_by_axis) == {"data"} and not sent.at_most
     for batch in batches:
         params, state, _ = step(params, state, batch)
-    alone = make(jaxcomm.top_k(ratio=0.3))
+    alone = make(jaxcomm.top_k_sgd(ratio=0.3))
     one = jaxcomm.simulate(rows_of, alone, WORKERS)
     for number in range(SHARDS):
 
@@ -365,7 +365,9 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             "must begin with the axes over which `params` differs",
         ),
         (
-            lambda: _replicated(within(jaxcomm.top_k("ici", ratio=0.5), "diloco"), ("data", "ici")),
+            lambda: _replicated(
+                within(jaxcomm.top_k_sgd("ici", ratio=0.5), "diloco"), ("data", "ici")
+            ),
             "keeps memory.*`outer_axes`",
         ),
         (_whole_over_an_axis_of_shards, r"would all compute the same rows.*`batch_axes`"),

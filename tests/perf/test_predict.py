@@ -138,7 +138,7 @@ def test_overlap_hides_at_most_the_backward_pass() -> None:
 def test_a_slower_memory_takes_longer_to_encode() -> None:
     options: Any = {"link": LINK, "compute_seconds": 0.1, "workers": N}
     seconds = [
-        perf.predict(jaxcomm.top_k(ratio=0.01), PARAMS, device=device, **options).codec_seconds
+        perf.predict(jaxcomm.top_k_sgd(ratio=0.01), PARAMS, device=device, **options).codec_seconds
         for device in ("cpu-core", "a100")
     ]
     assert seconds[0] / seconds[1] == pytest.approx(2039 / 10)
@@ -150,7 +150,7 @@ def test_the_error_is_that_of_the_claims() -> None:
     unbiased = seen(jaxcomm.global_qsgd(bits=8), error=dither(bits=8).claims).error
     assert unbiased.kind == "unbiased" and unbiased.value is not None
     assert unbiased.steps == (1.0, 1.0 + unbiased.value)
-    biased = seen(jaxcomm.top_k(ratio=0.01), error=top_k(ratio=0.01).claims).error
+    biased = seen(jaxcomm.top_k_sgd(ratio=0.01), error=top_k(ratio=0.01).claims).error
     assert (biased.kind, biased.value, biased.steps) == ("biased", 0.01, None)
     unknown = seen(jaxcomm.mean()).error
     assert (unknown.kind, unknown.value) == ("unknown", None) and "unknown" in str(unknown)

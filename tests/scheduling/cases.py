@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxcomm.scheduling import LayerTimes, Link
+from jaxcomm.scheduling import AlphaBeta, LayerTimes
 
 
-def random_case(seed: int, *, most: int = 12, codec: bool = True) -> tuple[LayerTimes, Link]:
+def random_case(seed: int, *, most: int = 12, codec: bool = True) -> tuple[LayerTimes, AlphaBeta]:
     """Layers of whole milliseconds and a link of every kind between free and very slow."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, most + 1))
@@ -25,7 +25,7 @@ def random_case(seed: int, *, most: int = 12, codec: bool = True) -> tuple[Layer
         forward=seconds(0, 10),
     )
     slowness = [0.25, 0.5, 1.0, 2.0]
-    return times, Link(float(rng.integers(0, 30)), float(rng.choice(slowness)))
+    return times, AlphaBeta(float(rng.integers(0, 30)), float(rng.choice(slowness)))
 
 
 def partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -36,7 +36,7 @@ def partitions(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
         yield tuple(tuple(range(a, b)) for a, b in zip(starts, ends, strict=True))
 
 
-def seconds_of(times: LayerTimes, link: Link, groups: tuple[tuple[int, ...], ...]) -> float:
+def seconds_of(times: LayerTimes, link: AlphaBeta, groups: tuple[tuple[int, ...], ...]) -> float:
     """The seconds until all layers are decoded, by the recurrences of the model."""
     clock, free, arrived = 0.0, 0.0, []
     for group in groups:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcomm.scheduling import LayerTimes, Link, at_end_plan, timeline
+from jaxcomm.scheduling import AlphaBeta, LayerTimes, at_end_plan, timeline
 
 RECORDS = Path(__file__).parents[2] / "experiments" / "records"
 BANDWIDTHS = {"1gbit": 1e9 / 8, "200mbit": 2e8 / 8}
@@ -26,7 +26,7 @@ def test_steps_of_the_lab_within_a_tenth() -> None:
             continue
         codec = float(rows["unshaped", method]["milliseconds"]) - compute
         times = LayerTimes([float(row["sent"])], [compute], encode=[max(codec, 0.0)])
-        link = Link(0.0, BANDWIDTHS[name] / 1e3)  # All seconds are milliseconds here.
+        link = AlphaBeta(0.0, BANDWIDTHS[name] / 1e3)  # All seconds are milliseconds here.
         found = timeline(times, link, at_end_plan(times)).step_seconds
         errors[name, method] = abs(found / float(row["milliseconds"]) - 1)
     assert len(errors) >= 18 and statistics.median(errors.values()) < 0.05

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from jaxcomm.scheduling import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     Plan,
     at_end_plan,
     merge_plan,
@@ -20,7 +20,7 @@ from tests.slow import slow
 RUNS = [(range(60), 7), slow(range(60, 360), 12)]
 
 
-def _seconds(times: LayerTimes, link: Link, plan: Plan) -> float:
+def _seconds(times: LayerTimes, link: AlphaBeta, plan: Plan) -> float:
     return seconds_of(times, link, plan.groups)
 
 
@@ -58,7 +58,7 @@ def test_the_greedy_rule_with_a_codec_is_no_slower_than_one_message() -> None:
 def test_the_greedy_rule_by_hand() -> None:
     # Of three equal layers, the second is ready while the first is sent: less than a latency later
     # than the first could begin, so that the two merge; the third is ready much later.
-    link = Link(latency=2.0, bytes_per_second=1.0)
+    link = AlphaBeta(latency=2.0, bytes_per_second=1.0)
     times = LayerTimes(sizes=[4, 4, 4], backward=[3, 1, 20])
     assert merge_plan(times, link, method="greedy").groups == ((0, 1), (2,))
     # A latency later than the first could begin, it is no longer worth waiting.
@@ -98,7 +98,7 @@ def test_a_plan_is_a_partition_in_order_and_the_timeline_agrees(method: str) -> 
 def test_of_the_fastest_plans_one_that_sends_early() -> None:
     # All plans of these layers end one message after the last layer is ready; the first two layers
     # could wait for each other at no cost.
-    times, link = LayerTimes(sizes=[1, 1, 1], backward=[50, 50, 50]), Link(1.0, 1.0)
+    times, link = LayerTimes(sizes=[1, 1, 1], backward=[50, 50, 50]), AlphaBeta(1.0, 1.0)
     assert seconds_of(times, link, ((0, 1), (2,))) == seconds_of(times, link, ((0,), (1,), (2,)))
     assert merge_plan(times, link).groups == ((0,), (1,), (2,))
 
@@ -111,11 +111,11 @@ def test_the_unit_of_time_does_not_matter() -> None:
     }
     scaled = merge_plan(
         dataclasses.replace(times, **fields),
-        Link(link.latency * 1e-3, link.bytes_per_second * 1e3),
+        AlphaBeta(link.latency * 1e-3, link.bytes_per_second * 1e3),
     )
     assert scaled.groups == merge_plan(times, link).groups
 
 
 def test_an_unknown_method() -> None:
     with pytest.raises(ValueError, match='`method` must be "optimal" or "greedy", got'):
-        merge_plan(LayerTimes([1], [1]), Link(0, 1), method="best")  # type: ignore[arg-type]
+        merge_plan(LayerTimes([1], [1]), AlphaBeta(0, 1), method="best")  # type: ignore[arg-type]

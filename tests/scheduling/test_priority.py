@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxcomm.scheduling import LayerTimes, Link, priority_plan, timeline, wait_free_plan
+from jaxcomm.scheduling import AlphaBeta, LayerTimes, priority_plan, timeline, wait_free_plan
 from tests.scheduling.cases import random_case
 
 
@@ -25,7 +25,7 @@ def test_small_parts_without_latency_are_the_best_order() -> None:
     # of the forward pass is that of the earliest due date, which is the best with preemption.
     for seed in range(40):
         times, _ = random_case(seed, most=8, codec=False)
-        link = Link(0.0, 1.0)
+        link = AlphaBeta(0.0, 1.0)
         plan = priority_plan(times, link, part_bytes=1.0)
         best = timeline(times, link, plan).step_seconds
         rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def test_small_parts_without_latency_are_the_best_order() -> None:
 def test_the_gain_is_the_forward_pass_that_begins_early() -> None:
     # The large last layer is ready first. First come, first served, the forward pass waits for it.
     times = LayerTimes(sizes=[20, 1], backward=[1, 1], forward=[10, 10])
-    link = Link(0.0, 1.0)
+    link = AlphaBeta(0.0, 1.0)
     waits = timeline(times, link, wait_free_plan(times)).step_seconds
     found = timeline(times, link, priority_plan(times, link, part_bytes=1.0))
     assert waits == 42.0 and found.step_seconds == 32.0
@@ -63,7 +63,7 @@ def test_parts_that_gain_nothing_are_not_cut() -> None:
     # Without a forward pass, all that matters is when the link is done.
     times, link = random_case(2)
     times = dataclasses.replace(times, forward=[0.0] * len(times), decode=[0.0] * len(times))
-    assert set(priority_plan(times, Link(0.0, link.bytes_per_second / 3)).parts) == {1}
+    assert set(priority_plan(times, AlphaBeta(0.0, link.bytes_per_second / 3)).parts) == {1}
 
 
 def test_a_large_latency_cuts_nothing() -> None:
@@ -75,7 +75,7 @@ def test_a_large_latency_cuts_nothing() -> None:
 def test_wrong_parts(wrong: float) -> None:
     times = LayerTimes([1], [1])
     with pytest.raises(ValueError, match="`part_bytes` must be a finite number of bytes above 0"):
-        priority_plan(times, Link(0, 1), part_bytes=wrong)
+        priority_plan(times, AlphaBeta(0, 1), part_bytes=wrong)
 
 
 def test_a_forward_pass_of_no_time_gains_nothing() -> None:

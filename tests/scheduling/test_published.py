@@ -9,10 +9,10 @@ their multiplications. So gains are compared, and not seconds.
 import pytest
 
 from experiments.bench.networks import NETWORKS, network_times
-from jaxcomm.scheduling import Link, at_end_plan, merge_plan, timeline, wait_free_plan
+from jaxcomm.scheduling import AlphaBeta, at_end_plan, merge_plan, timeline, wait_free_plan
 
-ETHERNET = Link(9.080981007148093e-4, 1 / 7.395651186836712e-10)  # 10 Gbit/s
-INFINIBAND = Link(2.3583677659915685e-4, 1 / 4.0594787739537565e-10)  # 56 Gbit/s
+ETHERNET = AlphaBeta(9.080981007148093e-4, 1 / 7.395651186836712e-10)  # 10 Gbit/s
+INFINIBAND = AlphaBeta(2.3583677659915685e-4, 1 / 4.0594787739537565e-10)  # 56 Gbit/s
 # Seconds of the computation, and of steps: wait-free, one message at the end, and merged.
 MEASURED = {
     ("resnet152", ETHERNET): (0.883118, (1.233439, 1.360146, 1.126113)),
@@ -43,7 +43,7 @@ def test_the_networks_have_the_published_sizes(
 
 
 @pytest.mark.parametrize(("name", "link"), MEASURED)
-def test_the_gains_of_merging(name: str, link: Link) -> None:
+def test_the_gains_of_merging(name: str, link: AlphaBeta) -> None:
     compute, (wait_free, at_end, merged) = MEASURED[name, link]
     times = network_times(NETWORKS[name](), compute)
     model = [

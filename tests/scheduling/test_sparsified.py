@@ -5,8 +5,8 @@ import math
 import pytest
 
 from jaxcomm.scheduling import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     merge_plan,
     sparsified_plan,
     timeline,
@@ -18,16 +18,18 @@ from tests.scheduling.cases import random_case
 def test_by_hand() -> None:
     # Windows of 5, 3, 20 and 0 seconds, of which the latency takes 1; two bytes a second.
     times = LayerTimes(sizes=[100, 100, 10, 100], backward=[7, 5, 3, 20])
-    plan = sparsified_plan(times, Link(1.0, 2.0), max_compression=50, expansion=2, merge=False)
+    plan = sparsified_plan(times, AlphaBeta(1.0, 2.0), max_compression=50, expansion=2, merge=False)
     assert plan.sizes == (8.0, 4.0, 10.0, 4.0) and plan.ratios == (0.04, 0.02, 1.0, 0.02)
 
 
 def test_a_window_is_less_while_the_link_is_busy() -> None:
     # The first layer needs 5 s even at the largest compression, and then 3 of 8 s are left.
     times = LayerTimes(sizes=[200, 100, 100], backward=[1, 2, 8])
-    plan = sparsified_plan(times, Link(1.0, 1.0), max_compression=100, expansion=2, merge=False)
+    plan = sparsified_plan(
+        times, AlphaBeta(1.0, 1.0), max_compression=100, expansion=2, merge=False
+    )
     assert plan.sizes == (4.0, 4.0, 2.0)
-    busy = timeline(times, Link(1.0, 1.0), plan)
+    busy = timeline(times, AlphaBeta(1.0, 1.0), plan)
     assert [event.end for event in busy.events if event.kind == "send"] == [6.0, 11.0, 14.0]
 
 
@@ -81,7 +83,7 @@ def test_without_compression_or_on_a_free_link_all_is_sent() -> None:
     for plan in (
         sparsified_plan(times, link, max_compression=1),
         sparsified_plan(times, link, max_compression=2, expansion=2),
-        sparsified_plan(times, Link(0.0, math.inf)),
+        sparsified_plan(times, AlphaBeta(0.0, math.inf)),
     ):
         assert plan.ratios == (1.0,) * len(times) and plan.sizes == times.sizes
 
@@ -90,4 +92,4 @@ def test_without_compression_or_on_a_free_link_all_is_sent() -> None:
 @pytest.mark.parametrize("wrong", [0.5, 0, math.inf, math.nan, None])
 def test_wrong_options(option: str, wrong: float) -> None:
     with pytest.raises(ValueError, match=f"`{option}` must be a finite number of at least 1, got"):
-        sparsified_plan(LayerTimes([1], [1]), Link(0, 1), **{option: wrong})  # type: ignore[arg-type]
+        sparsified_plan(LayerTimes([1], [1]), AlphaBeta(0, 1), **{option: wrong})  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxcomm.scheduling import (
+    AlphaBeta,
     LayerTimes,
-    Link,
     Plan,
     Timeline,
     at_end_plan,
@@ -24,7 +24,7 @@ from tests.scheduling.ticks import step_seconds
 from tests.slow import slow
 
 
-def plans(times: LayerTimes, link: Link) -> dict[str, Plan]:
+def plans(times: LayerTimes, link: AlphaBeta) -> dict[str, Plan]:
     return {
         "at end": at_end_plan(times),
         "at end, by layer": at_end_plan(times, bucket=False),
@@ -100,7 +100,7 @@ def test_events_of_all_plans() -> None:
 
 def test_one_layer_is_a_sum() -> None:
     times = LayerTimes(sizes=[8], backward=[5], encode=[1], decode=[2], forward=[3])
-    link = Link(latency=4, bytes_per_second=2)
+    link = AlphaBeta(latency=4, bytes_per_second=2)
     for name, plan in plans(times, link).items():
         sent = link.latency + plan.sizes[0] / 2 if name == "sparsified" else 8.0
         found = timeline(times, link, plan)
@@ -110,7 +110,7 @@ def test_one_layer_is_a_sum() -> None:
 
 
 def test_a_free_link_leaves_the_computation() -> None:
-    link = Link(latency=0.0, bytes_per_second=math.inf)
+    link = AlphaBeta(latency=0.0, bytes_per_second=math.inf)
     for seed in range(20):
         times, _ = random_case(seed)
         for plan in plans(times, link).values():
@@ -130,7 +130,7 @@ def test_without_overlap_seconds_add_up() -> None:
 
 
 def test_equal_layers_without_latency_are_a_pipeline() -> None:
-    count, link = 10, Link(latency=0.0, bytes_per_second=1.0)
+    count, link = 10, AlphaBeta(latency=0.0, bytes_per_second=1.0)
     # The slower of two stages, and once the faster one.
     for size, backward in ((3.0, 5.0), (5.0, 3.0)):
         times = LayerTimes(sizes=[size] * count, backward=[backward] * count)
@@ -150,7 +150,7 @@ def test_no_link_is_faster_than_the_plan_that_overlaps() -> None:
 
 def test_names_of_events() -> None:
     times = LayerTimes([4, 4], [1, 1], names=["head", "body"])
-    link = Link(0, 1)
+    link = AlphaBeta(0, 1)
     names = {e.name for e in timeline(times, link, at_end_plan(times)).events}
     assert names == {"head", "body", "head-body"}
     parts = timeline(times, link, priority_plan(times, link, part_bytes=2)).events
@@ -163,7 +163,7 @@ def test_names_of_events() -> None:
 
 
 def test_a_plan_of_other_layers() -> None:
-    link, times = Link(0, 1), LayerTimes([1, 1], [1, 1])
+    link, times = AlphaBeta(0, 1), LayerTimes([1, 1], [1, 1])
     other = wait_free_plan(LayerTimes([1], [1]))
     with pytest.raises(ValueError, match=r"`plan\.groups` must have each of 2 layers exactly once"):
         timeline(times, link, other)

@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from jaxcomm.scheduling import LayerTimes, Link, merge_plan, ring_link, timeline, wait_free_plan
+from jaxcomm.scheduling import (
+    AlphaBeta,
+    LayerTimes,
+    merge_plan,
+    ring_link,
+    timeline,
+    wait_free_plan,
+)
 
 
 def test_defaults() -> None:
@@ -43,16 +50,16 @@ def test_wrong_layers(fields: dict, text: str) -> None:
 @pytest.mark.parametrize(
     ("link", "text"),
     [
-        (Link(-1e-3, 1e9), "`link.latency` must be a finite number of seconds, at least 0"),
-        (Link(math.nan, 1e9), "`link.latency`"),
-        (Link(math.inf, 1e9), "`link.latency`"),
-        (Link(0, 0), "`link.bytes_per_second` must be a number above 0, got 0"),
-        (Link(0, -1), "`link.bytes_per_second`"),
-        (Link(0, math.nan), "`link.bytes_per_second`"),
+        (AlphaBeta(-1e-3, 1e9), "`link.latency` must be a finite number of seconds, at least 0"),
+        (AlphaBeta(math.nan, 1e9), "`link.latency`"),
+        (AlphaBeta(math.inf, 1e9), "`link.latency`"),
+        (AlphaBeta(0, 0), "`link.bytes_per_second` must be a number above 0, got 0"),
+        (AlphaBeta(0, -1), "`link.bytes_per_second`"),
+        (AlphaBeta(0, math.nan), "`link.bytes_per_second`"),
         ((1e-3, 1e9), "`link` must be a link"),
     ],
 )
-def test_wrong_links(link: Link, text: str) -> None:
+def test_wrong_links(link: AlphaBeta, text: str) -> None:
     times = LayerTimes([1], [1])
     for use in (merge_plan, lambda t, a: timeline(t, a, wait_free_plan(t))):
         with pytest.raises(ValueError, match=text):
@@ -69,7 +76,7 @@ def test_a_ring_takes_its_hops() -> None:
     hops = 2 * (workers - 1) * (latency + size / workers / bandwidth)
     link = ring_link(workers, latency=latency, bytes_per_second=bandwidth)
     assert link.seconds(size) == pytest.approx(hops, rel=1e-12)
-    assert ring_link(2, latency=0, bytes_per_second=math.inf) == Link(0.0, math.inf)
+    assert ring_link(2, latency=0, bytes_per_second=math.inf) == AlphaBeta(0.0, math.inf)
 
 
 @pytest.mark.parametrize("workers", [1, 0, 2.0, True])

@@ -24,7 +24,7 @@ from tests.workers import mesh_of
 METHODS = {
     "mean": jaxcomm.mean,
     "global_qsgd": jaxcomm.global_qsgd,
-    "top_k": lambda: jaxcomm.top_k(ratio=0.25),
+    "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.25),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
     "two_stage": lambda: jaxcomm.two_stage_mean(
         "data", feedback.error_feedback(quantizers.one_bit())
@@ -88,7 +88,7 @@ def test_a_layer_equals_the_aggregator_alone(layer: int) -> None:
     x = jnp.asarray(rng.integers(-8, 9, (4, models.SIDE)), jnp.float32)
     whole = {name: params()[name] for name in ("layers", "last")}
     one = jax.tree.map(lambda leaf: leaf[layer], whole["layers"])
-    tx = jaxcomm.top_k(ratio=0.25)
+    tx = jaxcomm.top_k_sgd(ratio=0.25)
     stacked = scheduling.wait_free(tx, stacked={"layers": True, "last": False})
 
     def alone(p: Any, x: jax.Array) -> jax.Array:
@@ -139,7 +139,7 @@ def test_bfloat16_parameters() -> None:
 @pytest.mark.slow
 def test_two_axes_of_workers_nested() -> None:
     mesh = jax.make_mesh((2, 2), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
-    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.top_k("dcn", ratio=0.25))
+    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.top_k_sgd("dcn", ratio=0.25))
     options: Any = {"axis_name": ("dcn", "ici")}
     inside = train(mesh, wait_free(tx), **options)
     gradients = lambda f, *args: jaxcomm.local_value_and_grad(  # noqa: E731
@@ -161,7 +161,7 @@ def test_devices_of_one_worker() -> None:
 @pytest.mark.slow
 def test_steps_in_a_scan() -> None:
     mesh = mesh_of(4)
-    chain = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
+    chain = optax.chain(wait_free(jaxcomm.top_k_sgd(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
     p, state = params(), jaxcomm.init(chain, params(), mesh)
     step = models.build(mesh, loss, chain)
 
@@ -170,7 +170,7 @@ def test_steps_in_a_scan() -> None:
         body = lambda carry, _: (step(*carry, batch())[:2], None)  # noqa: E731
         return lax.scan(body, (p, state), None, length=3)[0]
 
-    expected = train(mesh, wait_free(jaxcomm.top_k(ratio=0.25)))
+    expected = train(mesh, wait_free(jaxcomm.top_k_sgd(ratio=0.25)))
     found = three(p, state)
     chex.assert_trees_all_close(plain(found[0]), plain(expected[0]), rtol=1e-6, atol=1e-7)
 
@@ -201,7 +201,7 @@ def test_micro_batches(method: str) -> None:
 def test_micro_batches_send_once() -> None:
     def account(micro_batches: int) -> Any:
         chain = optax.chain(
-            wait_free(jaxcomm.top_k(ratio=0.25), micro_batches=micro_batches), optax.sgd(0.1)
+            wait_free(jaxcomm.top_k_sgd(ratio=0.25), micro_batches=micro_batches), optax.sgd(0.1)
         )
         step = models.build(4, loss, chain)
         return jaxcomm.wire.account(step, params(), jaxcomm.init(chain, params(), 4), batch())
@@ -213,7 +213,7 @@ def test_bytes_are_those_of_the_groups() -> None:
     """A layer and a group send what the aggregator alone sends for them."""
 
     def bytes_of(tree: Any) -> float:
-        tx = jaxcomm.top_k(ratio=0.25)
+        tx = jaxcomm.top_k_sgd(ratio=0.25)
         step = models.build(
             4,
             lambda p, x: sum(jnp.sum(leaf) * x[0] for leaf in jax.tree.leaves(p)),
@@ -224,7 +224,7 @@ def test_bytes_are_those_of_the_groups() -> None:
         return float(jaxcomm.wire.account(step, tree, state, jnp.ones(4)).bytes_per_worker)
 
     chain = optax.chain(
-        wait_free(jaxcomm.top_k(ratio=0.25), plan=[["['last']"], ["['first']"]]), optax.sgd(0.1)
+        wait_free(jaxcomm.top_k_sgd(ratio=0.25), plan=[["['last']"], ["['first']"]]), optax.sgd(0.1)
     )
     step = models.build(4, loss, chain, metrics="own")
     sent = jaxcomm.wire.account(step, params(), jaxcomm.init(chain, params(), 4), batch())
@@ -249,6 +249,6 @@ def test_groups_are_independent() -> None:
 @pytest.mark.parametrize("ordered", [True, slow(False)])
 def test_order_changes_no_number(ordered: bool) -> None:
     plan = [["['last']"], ["['first']"]]
-    found = train(4, wait_free(jaxcomm.top_k(ratio=0.25), plan=plan, ordered=ordered))
-    one = train(4, wait_free(jaxcomm.top_k(ratio=0.25), plan=plan, ordered=not ordered))
+    found = train(4, wait_free(jaxcomm.top_k_sgd(ratio=0.25), plan=plan, ordered=ordered))
+    one = train(4, wait_free(jaxcomm.top_k_sgd(ratio=0.25), plan=plan, ordered=not ordered))
     chex.assert_trees_all_equal(plain(found), plain(one))

@@ -31,7 +31,7 @@ def test_an_unused_layer_keeps_its_state() -> None:
             h = layer(h, aggregate_in_backward(weights))
         return jnp.mean((h @ p["last"]) ** 2)
 
-    tx = wait_free(jaxcomm.top_k(ratio=0.25))
+    tx = wait_free(jaxcomm.top_k_sgd(ratio=0.25))
     p, state, _ = train(mesh_of(4), tx, without_the_second)
     (layers,) = state[0].layers
     np.testing.assert_array_equal(layers.step, [3, 0, 3])
@@ -44,7 +44,7 @@ def test_an_unused_layer_keeps_its_state() -> None:
 
 
 def test_layers_that_the_loss_ignores() -> None:
-    tx = wait_free(jaxcomm.top_k(ratio=0.25))
+    tx = wait_free(jaxcomm.top_k_sgd(ratio=0.25))
     p, state, _ = train(mesh_of(4), tx, lambda p, x: jnp.mean((x @ p["first"] @ p["last"]) ** 2))
     np.testing.assert_array_equal(state[0].layers[0].step, [0, 0, 0])
     np.testing.assert_array_equal(p["layers"]["w"], params()["layers"]["w"])
@@ -72,7 +72,7 @@ def test_tied_layers_are_nan() -> None:
         h, _ = lax.scan(models.body, h, p["layers"])
         return jnp.mean((h @ p["last"]) ** 2)
 
-    tx = wait_free(jaxcomm.top_k(ratio=0.25))
+    tx = wait_free(jaxcomm.top_k_sgd(ratio=0.25))
     p, state, _ = train(mesh_of(4), tx, twice, steps=1)
     assert np.all(np.isnan(p["layers"]["w"]))
     np.testing.assert_array_equal(state[0].layers[0].step, [0, 0, 0])
@@ -80,7 +80,7 @@ def test_tied_layers_are_nan() -> None:
 
 @pytest.mark.slow
 def test_one_workers_nan() -> None:
-    tx = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1))
+    tx = optax.chain(wait_free(jaxcomm.top_k_sgd(ratio=0.25)), optax.sgd(0.1))
     skipping = jaxcomm.skip_nonfinite(tx)
     start = jaxcomm.init(skipping, params(), mesh_of(4))
     step = models.build(mesh_of(4), loss, skipping)
@@ -107,8 +107,8 @@ def test_a_nan_of_one_group_stays_there() -> None:
 
 @pytest.mark.slow
 def test_resized() -> None:
-    tx = optax.chain(wait_free(jaxcomm.top_k(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
-    p, state, _ = train(4, wait_free(jaxcomm.top_k(ratio=0.25)))
+    tx = optax.chain(wait_free(jaxcomm.top_k_sgd(ratio=0.25)), optax.sgd(0.1, momentum=0.9))
+    p, state, _ = train(4, wait_free(jaxcomm.top_k_sgd(ratio=0.25)))
     resized, _ = jaxcomm.resize_workers(tx, state, p, 2)
     before = state[0].layers[0].own.per_worker["data"][0].kept
     after = resized[0].layers[0].own.per_worker["data"][0].kept
@@ -206,7 +206,7 @@ def _halves(x: Any) -> Any:
 def test_a_loss_that_computes_with_all_layers(with_all: Any) -> None:
     """Else a norm would include the state, and a cast would round keys."""
     with pytest.raises(ValueError, match="must not compute with stacked layers"):
-        train(4, wait_free(jaxcomm.top_k(ratio=0.25)), with_all, steps=1)
+        train(4, wait_free(jaxcomm.top_k_sgd(ratio=0.25)), with_all, steps=1)
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_computing_with_floats_of_layers_is_nan() -> None:
         leaves = [x for x in jax.tree.leaves(p) if jnp.issubdtype(x.dtype, jnp.floating)]
         return loss(p, x) + 0.1 * _squares(leaves)
 
-    p, state, _ = train(4, wait_free(jaxcomm.top_k(ratio=0.25)), penalty, steps=1)
+    p, state, _ = train(4, wait_free(jaxcomm.top_k_sgd(ratio=0.25)), penalty, steps=1)
     assert np.all(np.isnan(p["layers"]["w"]))
     np.testing.assert_array_equal(state[0].layers[0].step, [0, 0, 0])
 

@@ -1,11 +1,11 @@
 """An independent simulation of a step in small steps of time, for the tests of the timeline."""
 
-from jaxcomm.scheduling import LayerTimes, Link, Plan
+from jaxcomm.scheduling import AlphaBeta, LayerTimes, Plan
 
 TICK = 0.125
 
 
-def step_seconds(times: LayerTimes, link: Link, plan: Plan) -> float:
+def step_seconds(times: LayerTimes, link: AlphaBeta, plan: Plan) -> float:
     """The seconds of a step whose parts all take whole ticks."""
     layers, groups = len(times), range(len(plan.groups))
     computed = encoded = 0  # layers of the backward pass; messages, in the order of their ends

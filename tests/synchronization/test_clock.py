@@ -17,7 +17,6 @@ from jaxcomm.synchronization import (
     close_window,
     deadline,
     deterministic,
-    exponential,
     fastest_worker,
     global_barrier,
     k_sync,
@@ -27,6 +26,7 @@ from jaxcomm.synchronization import (
     pareto,
     recorded_times,
     run_time,
+    shifted_exponential,
     stale_params,
     wait_at_barrier,
     windows,
@@ -45,7 +45,11 @@ def compiled(*args: Any, **options: Any) -> Windows:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("straggler", "waits_for"),
-    [(exponential(mean=2.0), 8), (exponential(1.0, shift=0.5), 6), (pareto(1.0, 4.0), 8)],
+    [
+        (shifted_exponential(mean=2.0), 8),
+        (shifted_exponential(1.0, shift=0.5), 6),
+        (pareto(1.0, 4.0), 8),
+    ],
 )
 def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) -> None:
     # Backup workers: late gradients are dropped.
@@ -77,12 +81,12 @@ def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() ->
 
 
 def test_the_first_of_exponential_workers_takes_an_nth() -> None:
-    machine = windows(exponential(mean=1.0), fastest_worker(), workers=10, minibatches=1)
+    machine = windows(shifted_exponential(mean=1.0), fastest_worker(), workers=10, minibatches=1)
     np.testing.assert_allclose(windows_run_time(machine).seconds_per_update, 0.1, rtol=0.05)
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("straggler", [exponential(mean=1.0), pareto(1.0, 1.5), TWO_SPEEDS])
+@pytest.mark.parametrize("straggler", [shifted_exponential(mean=1.0), pareto(1.0, 1.5), TWO_SPEEDS])
 def test_the_clock_goes_on_and_first_done_is_never_after_everybody(straggler: Any) -> None:
     @functools.partial(jax.jit, static_argnums=0)
     def seconds(close: Any, start: Any) -> jax.Array:

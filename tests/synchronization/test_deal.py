@@ -20,13 +20,13 @@ from jaxcomm.synchronization import (
     RealTimeWindow,
     StaleParams,
     deadline,
-    exponential,
     new_deal,
     next_examples,
     precomputed_gradients,
     queues_of,
     redeal,
     resize_clock,
+    shifted_exponential,
     stale_params,
     take_examples,
     window_batches,
@@ -98,7 +98,7 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
     late = 0
     for round_number, workers in enumerate(counts):
         start, close = windows(
-            exponential(mean=1.0),
+            shifted_exponential(mean=1.0),
             deadline(1.5),
             workers=workers,
             minibatches=WINDOW,
@@ -145,7 +145,7 @@ def test_nothing_is_lost_in_real_time() -> None:
             mesh,
             seconds=1.5 if workers > 1 else 1000.0,
             minibatches=WINDOW,
-            straggler=exponential(mean=1.0) if workers > 1 else None,
+            straggler=shifted_exponential(mean=1.0) if workers > 1 else None,
         )
         log: list[list[int]] = [[] for _ in range(workers)]
 
@@ -180,7 +180,7 @@ def test_orders_are_those_of_window_batches() -> None:
 def start_of(workers: int) -> dict[str, Any]:
     params = {"w": jnp.arange(3.0)}
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-    clock, _ = windows(exponential(1.0), deadline(1.5), workers=workers, minibatches=WINDOW)
+    clock, _ = windows(shifted_exponential(1.0), deadline(1.5), workers=workers, minibatches=WINDOW)
     stale = jax.tree.map(lambda x: jnp.zeros((workers, *x.shape)), params)
     return {
         "params": params,
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_another_number_of_workers(tmp_path: pathlib.Path) -> No
     """Clock and deal follow, and nothing is in flight, so parameters are not stale."""
     state = start_of(8)
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-    _, close = windows(exponential(1.0), deadline(1.5), workers=8, minibatches=WINDOW)
+    _, close = windows(shifted_exponential(1.0), deadline(1.5), workers=8, minibatches=WINDOW)
     window, clock = jax.jit(close)(state["clock"])
     stale = stale_params(window, clock.queue, *(state["stale"].params,) * 2, state["stale"].params)
     deal = take_examples(state["deal"], window.finished * BATCH)

@@ -18,11 +18,11 @@ from jaxcomm.synchronization import (
     all_workers,
     deadline,
     deterministic,
-    exponential,
     fastest_worker,
     k_batch_sync,
     pareto,
     scale_by_finished,
+    shifted_exponential,
     stale_params,
     window_batches,
     window_gradients,
@@ -37,7 +37,7 @@ MACHINES = {
     f"{trigger} {in_flight}": windows(
         straggler, closes, workers=N, minibatches=M, in_flight=in_flight, seed=1
     )
-    for straggler in [exponential(mean=1.0)]
+    for straggler in [shifted_exponential(mean=1.0)]
     for trigger, closes, in_flight in [
         ("first", fastest_worker(), "abort"),
         ("total", k_batch_sync(5), "finish_late"),
@@ -157,7 +157,7 @@ def train(
 
 @pytest.mark.slow
 def test_everybody_is_the_synchronous_baseline() -> None:
-    machine = windows(exponential(mean=1.0), all_workers(), workers=N, minibatches=M)
+    machine = windows(shifted_exponential(mean=1.0), all_workers(), workers=N, minibatches=M)
     rows, clock = train(optax.chain(jaxcomm.mean(), optax.sgd(0.3)), machine, 4)
     x = np.zeros(3)
     for batch, window, params, _ in rows:
@@ -261,7 +261,7 @@ def test_a_rate_that_follows_what_is_finished() -> None:
 
 def test_idle_windows_change_nothing_and_show() -> None:
     machine = windows(
-        exponential(mean=5.0), deadline(0.5), workers=N, minibatches=M, in_flight="abort"
+        shifted_exponential(mean=5.0), deadline(0.5), workers=N, minibatches=M, in_flight="abort"
     )
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
     rows, clock = train(tx, machine, 12)

@@ -12,17 +12,17 @@ from jaxcomm.synchronization import (
     Straggler,
     bernoulli_sleep,
     deterministic,
-    exponential,
     non_blocking_rate,
     pareto,
     recorded_times,
     run_time,
+    shifted_exponential,
 )
 
 N = 8
 MODELS = {
-    "exponential": exponential(mean=2.0),
-    "shifted": exponential(mean=2.0, shift=1.0),
+    "exponential": shifted_exponential(mean=2.0),
+    "shifted": shifted_exponential(mean=2.0, shift=1.0),
     "pareto": pareto(scale=1.0, shape=4.0),
     "sleep": bernoulli_sleep(base=1.0, sleep=5.0, probability=0.5),
     "deterministic": deterministic([1.0] * 4 + [3.0] * 4),
@@ -49,12 +49,14 @@ def test_drawn_times_have_the_expected_order_statistics(name: str) -> None:
 
 def test_values_by_hand() -> None:
     mean = 1.0
-    np.testing.assert_allclose(exponential(mean).order_statistic(8, 8), 2.717857, rtol=1e-6)
-    np.testing.assert_allclose(exponential(mean).order_statistic(8, 1), 1 / 8)
+    np.testing.assert_allclose(shifted_exponential(mean).order_statistic(8, 8), 2.717857, rtol=1e-6)
+    np.testing.assert_allclose(shifted_exponential(mean).order_statistic(8, 1), 1 / 8)
     np.testing.assert_allclose(
-        run_time(exponential(mean), 10, 8).seconds_per_update, 1.428968, 1e-6
+        run_time(shifted_exponential(mean), 10, 8).seconds_per_update, 1.428968, 1e-6
     )
-    np.testing.assert_allclose(exponential(mean, shift=3.0).order_statistic(8, 8), 5.717857, 1e-6)
+    np.testing.assert_allclose(
+        shifted_exponential(mean, shift=3.0).order_statistic(8, 8), 5.717857, 1e-6
+    )
     # Of two, the larger of Pareto(1, 2): 2 E T - E min = 4 - 4/3.
     np.testing.assert_allclose(pareto(1.0, 2.0).order_statistic(2, 2), 8 / 3)
     sleepy = bernoulli_sleep(1.0, 10.0, 0.5)
@@ -86,11 +88,11 @@ def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
     [
         (lambda: deterministic([1.0, 0.0]), "`seconds` must be positive"),
         (lambda: MODELS["deterministic"].means(3), "times of 8 workers, but there are 3 workers"),
-        (lambda: exponential(0.0), "`mean` must be positive"),
-        (lambda: exponential(1.0, shift=-1.0), "`shift` must be at least 0"),
+        (lambda: shifted_exponential(0.0), "`mean` must be positive"),
+        (lambda: shifted_exponential(1.0, shift=-1.0), "`shift` must be at least 0"),
         (lambda: pareto(1.0, 1.0), "`shape` must be above 1"),
         (lambda: bernoulli_sleep(1.0, 1.0, 1.5), r"`probability` must be in \[0, 1\]"),
-        (lambda: run_time(exponential(1.0), 4, 5), "`waits_for` must be 1 to 4"),
+        (lambda: run_time(shifted_exponential(1.0), 4, 5), "`waits_for` must be 1 to 4"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:

@@ -16,12 +16,12 @@ from jaxcomm.synchronization import (
     close_window,
     deadline,
     deterministic,
-    exponential,
     fastest_worker,
     k_batch_sync,
     k_sync,
     new_queue,
     non_blocking_rate,
+    shifted_exponential,
 )
 
 TIMES = jnp.array([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
@@ -154,7 +154,7 @@ def test_a_deadline_at_a_multiple_loses_no_minibatch(
     np.testing.assert_array_equal(np.asarray(finished)[:, 2], going_on)
 
 
-@pytest.mark.parametrize("times", [deterministic([1.0, 3.0, 2.0]), exponential(mean=1.0)])
+@pytest.mark.parametrize("times", [deterministic([1.0, 3.0, 2.0]), shifted_exponential(mean=1.0)])
 def test_workers_that_never_wait_come_to_the_rate_of_the_closed_form(times: Any) -> None:
     draws = np.stack(
         [np.asarray(times.sample(jax.random.key(0), jnp.uint32(t), (3, 16))) for t in range(300)]

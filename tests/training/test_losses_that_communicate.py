@@ -126,7 +126,7 @@ def test_gradients_that_are_summed_already(reduce: Any, where: str) -> None:
 
     workers = WHERE[where]()
     loss = LOSSES["hinge"]()._replace(call=lambda p, x: jnp.mean((x @ p["w"]) ** 2))
-    for aggregator in (jaxcomm.mean(), jaxcomm.global_qsgd(), jaxcomm.top_k(ratio=0.5)):
+    for aggregator in (jaxcomm.mean(), jaxcomm.global_qsgd(), jaxcomm.top_k_sgd(ratio=0.5)):
         tx = optax.chain(aggregator, optax.sgd(RATE))
         step = build(loss, tx, workers, gradients=gradients)
         with pytest.raises(ValueError, match="summed already"):

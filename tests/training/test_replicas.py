@@ -33,13 +33,13 @@ WHERE: dict[str, Any] = {
 }
 METHODS: dict[str, Any] = {
     "global_qsgd": jaxcomm.global_qsgd,
-    "top_k": lambda: jaxcomm.top_k(ratio=0.2),
+    "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.2),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
     "mean": jaxcomm.mean,
     "wait_free, mean": lambda: scheduling.wait_free(jaxcomm.mean()),
     "wait_free, global_qsgd": lambda: scheduling.wait_free(jaxcomm.global_qsgd()),
     "wait_free, power_sgd": lambda: scheduling.wait_free(jaxcomm.power_sgd(rank=1)),
-    "wait_free, top_k": lambda: scheduling.wait_free(jaxcomm.top_k(ratio=0.2)),
+    "wait_free, top_k": lambda: scheduling.wait_free(jaxcomm.top_k_sgd(ratio=0.2)),
     "zeroth_order": lambda: jaxcomm.zeroth_order(4, smoothing=0.5),
 }
 FIRST = ["global_qsgd", "top_k", "power_sgd", "zeroth_order", "wait_free, global_qsgd"]
@@ -137,7 +137,7 @@ def test_results_are_those_of_the_checked_update(method: str, where: str) -> Non
 SECOND = {
     "mean": jaxcomm.mean,
     "global_qsgd": jaxcomm.global_qsgd,
-    "top_k": lambda: jaxcomm.top_k(ratio=0.2),
+    "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.2),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
 }
 

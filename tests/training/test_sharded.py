@@ -30,10 +30,12 @@ WORKERS, SHARDS, STEPS = 2, 4, 3
 # Methods without private coins, so that a shard alone draws what it draws beside others.
 METHODS: dict[str, Any] = {
     "mean": jaxcomm.mean,
-    "top_k": lambda: jaxcomm.top_k(ratio=0.3),
+    "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.3),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
     "two_stage": lambda: two_stage_mean("data", error_feedback(scaled_signs())),
-    "warmup": lambda: jaxcomm.warmup([jaxcomm.top_k(ratio=0.9), jaxcomm.top_k(ratio=0.3)], every=2),
+    "warmup": lambda: jaxcomm.warmup(
+        [jaxcomm.top_k_sgd(ratio=0.9), jaxcomm.top_k_sgd(ratio=0.3)], every=2
+    ),
 }
 
 
@@ -382,7 +384,7 @@ def test_mistakes() -> None:
     other, params, whole = mesh_of(AxisType.Auto, 4, 2), start(mesh), start()
     tx = optimized(jaxcomm.shard_local(METHODS["top_k"](), SPECS))
     nested = jaxcomm.shard_local(jaxcomm.shard_local(jaxcomm.mean(), SPECS), SPECS)
-    unwrapped = optimized(jaxcomm.top_k(ratio=0.3))
+    unwrapped = optimized(jaxcomm.top_k_sgd(ratio=0.3))
     state = jaxcomm.init(tx, params, mesh, shard_axes="model")
     for run, message in (
         (lambda: jaxcomm.init(unwrapped, params, mesh, shard_axes="model"), "would gather them"),
@@ -427,7 +429,7 @@ def test_mistakes() -> None:
         ),
         (
             lambda: jaxcomm.init(
-                jaxcomm.shard_local(jaxcomm.top_k(ratio=0.3), dict(SPECS, down=P())),
+                jaxcomm.shard_local(jaxcomm.top_k_sgd(ratio=0.3), dict(SPECS, down=P())),
                 params,
                 mesh,
                 shard_axes="model",
@@ -468,7 +470,7 @@ def test_an_axis_that_shards_no_leaf_of_the_specs(spec: P) -> None:
     x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
     params = jax.device_put(jnp.zeros((4, 6)), NamedSharding(mesh, spec))
     tx = optax.chain(
-        jaxcomm.shard_local(jaxcomm.top_k(ratio=1.0), spec), optax.sgd(1.0, momentum=0.5)
+        jaxcomm.shard_local(jaxcomm.top_k_sgd(ratio=1.0), spec), optax.sgd(1.0, momentum=0.5)
     )
     state = jaxcomm.init(tx, params, mesh, shard_axes=("model", "expert"))
     step = jaxcomm.make_step(

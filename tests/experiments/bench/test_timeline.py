@@ -7,12 +7,12 @@ from matplotlib.image import imread
 
 from experiments.__main__ import main
 from experiments.bench.timeline import messages, picture, timelines
-from jaxcomm.scheduling import LayerTimes, Link
+from jaxcomm.scheduling import AlphaBeta, LayerTimes
 
 
 def test_the_picture_has_a_panel_per_plan() -> None:
     times = LayerTimes([4e6, 2e6, 1e6], [1e-2] * 3, forward=[5e-3] * 3)
-    found = timelines(times, Link(1e-3, 1e9), 1e-9)
+    found = timelines(times, AlphaBeta(1e-3, 1e9), 1e-9)
     figure = picture(found, "three layers")
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title.split(":")[0] for title in titles] == [*found]

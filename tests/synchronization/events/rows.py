@@ -13,13 +13,13 @@ from jaxcomm import gossip
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import Straggler, deterministic, events, exponential
+from jaxcomm.synchronization import Straggler, deterministic, events, shifted_exponential
 from jaxcomm.synchronization.events import Policy
 from jaxcomm.synchronization.events._policy import Work
 from tests.synchronization.events import oracle, problem
 
 UNEVEN = deterministic([1.0, 1.0, 1.75, 3.5])
-RANDOM = exponential(1.0, shift=0.1)
+RANDOM = shifted_exponential(1.0, shift=0.1)
 
 
 class Row(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import gossip
-from jaxcomm.synchronization import events, exponential
+from jaxcomm.synchronization import events, shifted_exponential
 from jaxcomm.synchronization.events import Event, Policy, Subproblem
 
 CURVATURE = np.random.default_rng(3).uniform(0.5, 2.0, (8, 5))
@@ -33,7 +33,7 @@ def solve(point: Subproblem, event: Event) -> tuple[jax.Array, jax.Array]:
 )  # fmt: skip
 def test_quadratics_reach_the_optimum_of_their_sum(policy: Policy) -> None:
     with jax.enable_x64(True):
-        loop = events.event_loop(policy, solve, exponential(1.0), workers=8)
+        loop = events.event_loop(policy, solve, shifted_exponential(1.0), workers=8)
         progress, _ = jax.jit(loop.run, static_argnums=1)(loop.start(jnp.zeros(5)), 8 * 800)
         state = progress.policy
         latest = np.asarray(state.params)[np.arange(8), np.asarray(state.solved) % 2]

@@ -13,9 +13,9 @@ from jaxcomm.synchronization import (
     all_workers,
     deterministic,
     events,
-    exponential,
     k_sync,
     run_time,
+    shifted_exponential,
     windows,
 )
 from jaxcomm.synchronization.events import Event, EventLoop, Policy
@@ -56,7 +56,7 @@ def test_the_order_is_that_of_both_words_and_then_of_the_index() -> None:
 
 @pytest.mark.parametrize("backups", [0, 2])
 def test_the_clock_is_that_of_windows(backups: int) -> None:
-    straggler, workers, steps = exponential(2.0, shift=0.5), 6, 400
+    straggler, workers, steps = shifted_exponential(2.0, shift=0.5), 6, 400
     policy = events.backup_workers(optax.sgd(0.1), backups, in_flight="abort")
     loop = compiled(policy, straggler, workers=workers, communication_seconds=0.25, seed=3)
     wanted = workers - backups
@@ -79,7 +79,7 @@ def test_the_clock_is_that_of_windows(backups: int) -> None:
 
 def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
     policy = events.parameter_server(optax.sgd(0.1, momentum=0.9))
-    loop = compiled(policy, exponential(1.0), workers=5)
+    loop = compiled(policy, shifted_exponential(1.0), workers=5)
     start = loop.start(jnp.ones(3))
     half, records = loop.run(start, 20)
     after, more = loop.run(half, 20)
@@ -87,7 +87,7 @@ def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
     jax.tree.map(np.testing.assert_array_equal, after, again)
     assert after.events == 40 and more.seconds[0] >= records.seconds[-1]
     assert (np.diff(np.concatenate([records.seconds, more.seconds])) >= 0).all()
-    other = compiled(policy, exponential(1.0), workers=5, seed=1)
+    other = compiled(policy, shifted_exponential(1.0), workers=5, seed=1)
     assert (other.start(jnp.ones(3)).due.high != start.due.high).all()
 
 
@@ -125,7 +125,9 @@ def test_parameters_keep_their_dtypes(row: Row) -> None:
 def temporaries(row: Row, workers: int, size: int) -> int:
     """The bytes of temporaries of the compiled program of a few events."""
     assert row.plain is not None
-    loop = events.event_loop(row.policy(workers), row.plain, exponential(1.0), workers=workers)
+    loop = events.event_loop(
+        row.policy(workers), row.plain, shifted_exponential(1.0), workers=workers
+    )
     progress = jax.eval_shape(loop.start, jax.ShapeDtypeStruct((size,), jnp.float32))
     run = jax.jit(loop.run, static_argnums=1, donate_argnums=0)
     memory = run.lower(progress, 8).compile().memory_analysis()
@@ -143,10 +145,10 @@ def test_workers_that_all_wait_are_seen() -> None:
     stuck = events.parameter_server(optax.sgd(0.1))._replace(
         begins=lambda state, idle: idle & (jnp.sum(idle) == 3)
     )
-    loop = compiled(stuck, exponential(1.0), workers=3)
+    loop = compiled(stuck, shifted_exponential(1.0), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 10)
     assert np.isfinite(records.seconds[:3]).all()
     stuck = stuck._replace(begins=lambda state, idle: idle & (state.params[0] == 1))
-    loop = compiled(stuck, exponential(1.0), workers=3)
+    loop = compiled(stuck, shifted_exponential(1.0), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 10)
     assert np.isfinite(records.seconds[:3]).all() and np.isnan(records.seconds[3:]).all()

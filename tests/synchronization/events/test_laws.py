@@ -10,7 +10,7 @@ import pytest
 
 from jaxcomm import Context, gossip
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.synchronization import deterministic, events, exponential
+from jaxcomm.synchronization import deterministic, events, shifted_exponential
 from jaxcomm.synchronization.events import Event, Policy, Progress, Record
 from jaxcomm.synchronization.events._asy_lpg import rounding_error
 from jaxcomm.synchronization.events._grid import nearest_on_grid
@@ -20,7 +20,7 @@ from tests.synchronization.events.simulated import run_named
 
 def run(policy: Policy, count: int, work: Any = problem.work, **options: Any) -> Any:
     """The progress, the records and the model after some events."""
-    options = {"straggler": exponential(1.0), "workers": problem.WORKERS, **options}
+    options = {"straggler": shifted_exponential(1.0), "workers": problem.WORKERS, **options}
     loop = events.event_loop(policy, work, options.pop("straggler"), **options)
 
     @jax.jit
@@ -38,7 +38,7 @@ def still(point: Any, event: Event) -> tuple[jax.Array, Any]:
 def test_stale_reads_do_not_depend_on_speeds() -> None:
     policy = events.stale_synchronous(optax.sgd(0.3), 2)
     losses = []
-    for straggler in (exponential(1.0), deterministic([3.0, 1.0, 1.0, 2.0])):
+    for straggler in (shifted_exponential(1.0), deterministic([3.0, 1.0, 1.0, 2.0])):
         _, records, _ = run(policy, 48, straggler=straggler)
         pairs = zip(records.worker.tolist(), records.number.tolist(), strict=True)
         losses.append(dict(zip(pairs, np.asarray(records.loss), strict=True)))
@@ -148,7 +148,7 @@ def test_the_rounding_error_of_the_precision_rule_is_exact() -> None:
 @pytest.mark.slow
 def test_a_reply_has_the_fewest_bits_that_the_rule_allows() -> None:
     policy = events.asy_lpg(problem.whole, 0.1, 12, precision=0.3, bits=(4, 6, 8))
-    loop = events.event_loop(policy, problem.work, exponential(1.0), workers=4)
+    loop = events.event_loop(policy, problem.work, shifted_exponential(1.0), workers=4)
     step = jax.jit(lambda progress: loop.run(progress, 1))
     progress, seen, ratios = jax.jit(loop.start)(problem.tree(problem.START)), set(), []
     lengths = {4: 4 + 4 + 8, 6: 4 + 4 + 8, 8: 4 + 2 + 8, None: 24}
@@ -207,7 +207,10 @@ def test_what_feedback_withholds_is_kept() -> None:
 def test_rates_can_be_mapped() -> None:
     def final(rate: jax.Array) -> Any:
         loop = events.event_loop(
-            events.stale_synchronous(optax.sgd(rate), 1), problem.work, exponential(1.0), workers=4
+            events.stale_synchronous(optax.sgd(rate), 1),
+            problem.work,
+            shifted_exponential(1.0),
+            workers=4,
         )
         start = loop.start(problem.tree(problem.START))
         return loop.model(loop.run(start, 40)[0])

@@ -11,7 +11,7 @@ import pytest
 from jaxcomm import gossip
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import deterministic, events, exponential
+from jaxcomm.synchronization import deterministic, events, shifted_exponential
 from tests.synchronization.events.problem import halved, whole
 
 SGD = optax.sgd(0.1)
@@ -81,7 +81,7 @@ STARTED: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), STARTED, ids=[message for _, message in STARTED])
 def test_a_policy_for_another_number_of_workers(make: Callable[[], Any], message: str) -> None:
-    loop = events.event_loop(make(), halved, exponential(1.0), workers=4)
+    loop = events.event_loop(make(), halved, shifted_exponential(1.0), workers=4)
     with pytest.raises(ValueError, match=message):
         loop.start(jnp.ones(2))
 
@@ -89,11 +89,13 @@ def test_a_policy_for_another_number_of_workers(make: Callable[[], Any], message
 def test_an_engine_with_a_mistake() -> None:
     policy = events.bulk_synchronous(SGD)
     with pytest.raises(ValueError, match="`workers` must be a Python int"):
-        events.event_loop(policy, halved, exponential(1.0), workers=0)
+        events.event_loop(policy, halved, shifted_exponential(1.0), workers=0)
     with pytest.raises(ValueError, match="has times of 2 workers, but there are 4"):
         events.event_loop(policy, halved, deterministic([1.0, 2.0]), workers=4)
     with pytest.raises(ValueError, match="`communication_seconds` must be a finite number"):
-        events.event_loop(policy, halved, exponential(1.0), workers=4, communication_seconds=-1.0)
-    loop = events.event_loop(policy, halved, exponential(1.0), workers=4)
+        events.event_loop(
+            policy, halved, shifted_exponential(1.0), workers=4, communication_seconds=-1.0
+        )
+    loop = events.event_loop(policy, halved, shifted_exponential(1.0), workers=4)
     with pytest.raises(ValueError, match="`events` must be a Python int of at least 1"):
         loop.run(loop.start(jnp.ones(2)), 0)
