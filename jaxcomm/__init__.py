@@ -9,8 +9,8 @@ The public names, by purpose:
 
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
-  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k_sgd`. Of low
-  rank: `atomo`, `power_sgd`. Of momenta: `demo`.
+  `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k_sgd`. Of
+  low rank: `atomo`, `power_sgd`. Of momenta: `demo`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `budgeted_mean`, `lazy`,
   `majority_vote`, `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`;
   `zeroth_order` without gradients.
