@@ -28,7 +28,7 @@ FAMILIES = {
     "ternary": "terngrad",
     "powers of two": "natural_compression",
     "a rotation": "rotated",
-    "largest coordinates with feedback": "top_k",
+    "largest coordinates with feedback": "top_k_sgd",
     "means of those": "stc",
     "drawn coordinates with feedback": "random_k_feedback",
     "coordinates by their variance": "variance_based",
@@ -43,7 +43,7 @@ FAMILIES = {
 }
 """A row per family; methods that mix parameters need more than one worker."""
 
-MEASURED = ("mean", "global_qsgd_8_bits", "top_k")
+MEASURED = ("mean", "global_qsgd_8_bits", "top_k_sgd")
 STATUS = Path("/proc/self/status")
 
 

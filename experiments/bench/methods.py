@@ -22,7 +22,7 @@ QUICK = (
     "qsgd",
     "two_stage_4_bits",
     "ef_sign_sgd",
-    "top_k",
+    "top_k_sgd",
     "random_k_feedback",
     "s2_reducer",
     "diana",

@@ -48,7 +48,7 @@ def time_windows(workers: int, windows: int) -> Timing:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     step = jaxcomm.simulate(loss, tx, workers, gradients=synchronization.window_gradients)
     start, close = synchronization.windows(
-        synchronization.exponential(mean=1.0),
+        synchronization.shifted_exponential(mean=1.0),
         synchronization.fastest_worker(),
         workers=workers,
         minibatches=MINIBATCHES,

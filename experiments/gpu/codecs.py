@@ -22,7 +22,7 @@ NAME = "codecs"
 FILE = "calibration.json"
 
 # Those whose time users ask for first; XLA for GPUs compiles the last one for minutes.
-FIRST = ("mean", "global_qsgd", "power_sgd", "top_k", "ef_sign_sgd")
+FIRST = ("mean", "global_qsgd", "power_sgd", "top_k_sgd", "ef_sign_sgd")
 
 
 def _place(method: str) -> int:

@@ -49,7 +49,7 @@ SPEEDS: dict[str, Speeds] = {
     "3:1": Speeds("half of the workers are three times slower", _two_speeds, slowdown=3),
     "exponential": Speeds(
         "exponential times with the same mean for each worker",
-        lambda s: synchronization.exponential(mean=s),
+        lambda s: synchronization.shifted_exponential(mean=s),
         is_random=True,
     ),
     "pareto": Speeds(
@@ -73,7 +73,7 @@ SPEEDS: dict[str, Speeds] = {
         "`3:1`, plus an exponential delay of each mini-batch with the mean of a fast mini-batch. "
         "The paper's analysis has these two causes, the throughput of devices and random delays; "
         "its distributions and their parameters were not available",
-        lambda s: _with_delay(_two_speeds(s), synchronization.exponential(mean=s)),
+        lambda s: _with_delay(_two_speeds(s), synchronization.shifted_exponential(mean=s)),
         is_random=True,
         slowdown=2,
     ),

@@ -88,7 +88,7 @@ def backup(
       tx: An aggregator that takes weights.
       backups: :math:`b`, a Python int less than the number of workers. With 0, the result is `tx`.
       times: `(key, step, (workers, 1)) -> float32[workers, 1]`, such as the field `sample` of a
-        straggler model: `synchronization.exponential(1.0).sample`. The key is
+        straggler model: `synchronization.shifted_exponential(1.0).sample`. The key is
         `jax.random.key(seed)`, so that a clock can draw the same times.
       seed: Seed of `times`; may be traced.
       key: A typed threefry key, in place of `seed`.

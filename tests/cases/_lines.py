@@ -792,7 +792,7 @@ AROUND = [
     ),
     Line(
         "backup",
-        "jaxcomm.backup(aggregator, 2, times=synchronization.exponential(1.0).sample)",
+        "jaxcomm.backup(aggregator, 2, times=synchronization.shifted_exponential(1.0).sample)",
         "As the inner aggregator with a weight; plus 4 (n-1) if each worker measures its own time; "
         "dropped workers send as much as others",
         "Chen et al. 2016",

@@ -42,7 +42,7 @@ def test_every_row_of_the_tables_of_cases_is_in_the_bench() -> None:
 def test_rows_are_selected_by_name_and_by_family() -> None:
     assert {*methods.select_families(["all"])} == {*methods.ROWS}
     assert methods.select_families(["sparse", "dpsgd"])["dpsgd"] == "gossip"
-    assert {"top_k", "dpsgd"} < {*methods.select_families(["sparse", "dpsgd"])}
+    assert {"top_k_sgd", "dpsgd"} < {*methods.select_families(["sparse", "dpsgd"])}
     assert {*methods.select_families(methods.QUICK)} == {*methods.QUICK}
     assert (
         {*methods.select_families(["goals"])}
