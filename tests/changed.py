@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from jaxcomm import Codec
-
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxcomm", "pallas_kernels")
 COMMON = {"tests/workers.py", "tests/codecs.py", "tests/conftest.py", "pyproject.toml"}
@@ -39,6 +37,8 @@ def changed_since(revision: str) -> set[str]:
 
 def _held(thing: Any) -> Iterator[Any]:
     """The objects that a function, a partial, or a container holds."""
+    from jaxcomm import Codec  # Not above: `conftest.py` sets what JAX reads when it is imported.
+
     yield from getattr(thing, "__defaults__", None) or ()
     yield from (getattr(thing, "__kwdefaults__", None) or {}).values()
     yield getattr(thing, "__wrapped__", None)
