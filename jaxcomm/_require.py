@@ -334,11 +334,11 @@ _BRANCHES = {
 
 # What comes before these is meant for each worker, or is an error of theirs.
 _OF_EACH_WORKER = (
-    *("jaxcomm._workers", "jaxcomm.gossip", "jaxcomm.synchronization", "jaxcomm.scheduling"),
-    "jaxcomm.aggregation._zeroth_order",
+    "jaxcomm._workers",
+    "jaxcomm.gossip",
+    "jaxcomm.synchronization",
+    "jaxcomm.scheduling",
 )
-
-
 _AGGREGATORS = ("jaxcomm.aggregation", "jaxcomm.methods")
 
 
@@ -410,7 +410,7 @@ def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
     if isinstance(node, Codec):
         raise ValueError(CODEC_IN_CHAIN)
     if hasattr(node, "aggregator"):  # The update function of one.
-        return _Holds(aggregates=not node.__module__.startswith(_OF_EACH_WORKER))
+        return _Holds(aggregates=node.aggregator.kind == "mean")
     if isinstance(node, Mapping):
         return _beside(node.values(), path)
     if isinstance(node, tuple | list):

@@ -123,7 +123,9 @@ def test_workers_with_local_steps_clip_their_own(case: LocalCase) -> None:
     aggregators = [None, jaxcomm.mean()] if case.aggregates else [None]
     for aggregator in aggregators:
         options = {} if aggregator is None else {"aggregator": aggregator}
-        require_clips_of_the_mean(case.make(inner, 2, **options))
+        tx = case.make(inner, 2, **options)
+        require_clips_of_the_mean(tx)
+        require_clips_of_the_mean(optax.chain(CLIP, tx))
 
 
 def own_gradients() -> np.ndarray:

@@ -76,16 +76,6 @@ DEFAULTS: AggregatorOptions = {
 }
 
 
-class Chosen(NamedTuple):
-    """The options of an aggregator, with the defaults of its codec filled in."""
-
-    scope: _units.Scope
-    bucket_bytes: int
-    seed: int
-    key: jax.Array | None
-    diagnostics: bool
-
-
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 
 
@@ -108,11 +98,11 @@ def takes_options(construct: _Constructor) -> _Constructor:
     return construct
 
 
-def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
-    """The options, with defaults for those that are not set.
+def division(options: AggregatorOptions, codec: Codec) -> tuple[_units.Scope, int]:
+    """The scope and the bytes of a bucket, by default those of the codec and of `split`.
 
     Raises:
-      ValueError: If an option is out of range.
+      ValueError: If one is out of range.
     """
     full: AggregatorOptions = {**DEFAULTS, **options}
     scope = codec.scope if full["scope"] is None else full["scope"]
@@ -123,8 +113,7 @@ def choose(options: AggregatorOptions, codec: Codec) -> Chosen:
             f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
             "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
         )
-    require_switch(full["diagnostics"])
-    return Chosen(scope, capacity, full["seed"], full["key"], full["diagnostics"])
+    return scope, capacity
 
 
 def require_switch(diagnostics: bool) -> None:
@@ -314,7 +303,10 @@ def coded_mean(
       resize: The memory of a unit for another number of workers, if it is not the mean over
         workers.
     """
-    scope, capacity, seed, key, diagnostics = choose(options, codec)
+    scope, capacity = division(options, codec)
+    options = {**DEFAULTS, **options}
+    diagnostics = options["diagnostics"]
+    require_switch(diagnostics)
     _units.check_layout(codec.layout)
     shares_tree = scope == "tree" and codec.layout != "independent"
     if {"or", "equal"} & {*jax.tree.leaves(codec.reduce_statistics)} and (
@@ -346,7 +338,7 @@ def coded_mean(
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
         state = AggregatorState(
-            key=_noise.make_key(seed, key),
+            key=_noise.make_key(options["seed"], options["key"]),
             step=jnp.zeros((), jnp.uint32),
             own=_axis.marked(own, axis_name),
             shared=[memory.shared for memory in memories],

@@ -21,7 +21,7 @@ from jaxcomm._require import (
 )
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
-from jaxcomm.aggregation._coded import AggregatorOptions, choose, keep_if
+from jaxcomm.aggregation._coded import AggregatorOptions, division, keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
 from jaxcomm.aggregation._server_ends import (
@@ -159,8 +159,7 @@ def sharded_server(
             return None
         require_codec(codec, option)
         options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes}
-        chosen = choose(options, codec)
-        return CodedEnd(codec, chosen.scope, chosen.bucket_bytes, of_rows)
+        return CodedEnd(codec, *division(options, codec), of_rows)
 
     accepted: set[Any] = set()  # Cases that have been checked, since a step is traced repeatedly.
     push_end, pull_end = coded(push, "push", of_rows=True), coded(pull, "pull", of_rows=False)

@@ -18,7 +18,7 @@ from jaxcomm._contract import AxisName, Codec, Coins, PyTree
 from jaxcomm._mesh import axes_in
 from jaxcomm._require import checked, require_axis_name, require_codec
 from jaxcomm._units import Scope, require_floating
-from jaxcomm.aggregation._coded import AggregatorOptions, choose
+from jaxcomm.aggregation._coded import AggregatorOptions, division
 from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
 
@@ -106,8 +106,7 @@ def _levels(
         if codecs is None:
             return None
         require_codec(codecs, option)
-        chosen = choose(options, codecs)
-        return CodedEnd(codecs, chosen.scope, chosen.bucket_bytes, of_rows)
+        return CodedEnd(codecs, *division(options, codecs), of_rows)
 
     return [
         _Level(

@@ -1,5 +1,6 @@
 """Fast paths change no result, and none survives a wrapper that does not state it."""
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -7,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Fast, all_gather_mean, all_reduce_mean
+from jaxcomm import Codec, Fast, all_gather_mean, all_reduce_mean, compression
 from jaxcomm.compression import (
     blockwise,
     chain,
+    codes,
     compressed_memory,
     cosine,
+    feedback,
     reserved,
     rotated,
     scaled,
@@ -67,6 +70,19 @@ CASES = [
     for name, (wrap, codecs) in WRAPPERS.items()
     for number, codec in enumerate(codecs)
 ]
+
+
+def test_every_wrapper_is_here() -> None:
+    """`feedback_loop` is what the feedbacks consist of, and `measured_room` returns a number."""
+    wrappers = {
+        name
+        for package in (compression, feedback, codes)
+        for name in package.__all__
+        if inspect.isfunction(function := getattr(package, name))
+        and {"codec", "codecs"} & inspect.signature(function).parameters.keys()
+    }
+    here = WRAPPERS.keys() - {"none", "chain, drawn"}
+    assert wrappers - {"feedback_loop", "measured_room"} == here
 
 
 def with_doubled_result(codec: Codec) -> Codec:
