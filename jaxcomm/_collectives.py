@@ -13,7 +13,6 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._mesh import explicit_spec_of
 from jaxcomm._units import LARGE
 from pallas_kernels._dispatch import target
 
@@ -31,7 +30,24 @@ def _in_words(
 
 
 def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The values of all workers, `[workers, ...]`, ordered by `index`, equal on all workers."""
+    """The values of all workers, `[workers, ...]`, in their order, equal on all workers.
+
+    A worker sends (n - 1) times the bytes of `x`.
+
+    Args:
+      x: This worker's array, of any shape and dtype.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      The arrays of all workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> of_all = jax.vmap(lambda x: collectives.gather(x, "data"), axis_name="data")
+      >>> of_all(jnp.arange(2)).tolist()
+      [[0, 1], [0, 1]]
+    """
     modes = {_axis.mode(name) for name in _axis.names(axis_name)}
 
     def move(x: jax.Array) -> jax.Array:
@@ -49,13 +65,33 @@ def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends row i of `[workers, ...]` to worker i; returns the received rows, in worker order."""
+    """Sends row i of `[workers, ...]` to worker i; returns the received rows, in worker order.
+
+    A worker sends (n - 1) rows.
+
+    Args:
+      rows: `[workers, ...]`, of any dtype.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      `[workers, ...]`: row i is from worker i.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> rows = jnp.array([[1, 2], [3, 4]])
+      >>> jax.vmap(lambda x: collectives.exchange(x, "data"), axis_name="data")(rows).tolist()
+      [[1, 3], [2, 4]]
+    """
     if _axis.size(axis_name) == 1:
         return _axis.as_varying(rows, axis_name)
 
     def move(rows: jax.Array) -> jax.Array:
         if "vmap" not in {_axis.mode(name) for name in _axis.names(axis_name)}:
-            return all_to_all(rows, _axis.names(axis_name))
+            schedule = worth(rows)
+            if schedule is not None:
+                return exchange_in_rounds(schedule, rows, _axis.names(axis_name))
+            return lax.all_to_all(rows, _axis.names(axis_name), 0, 0)
         shape = rows.shape
         rows = rows.reshape(*(lax.axis_size(name) for name in _axis.names(axis_name)), *shape[1:])
         for position, name in enumerate(_axis.names(axis_name)):
@@ -68,7 +104,21 @@ def exchange(rows: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def shift(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Sends `x` to the next worker of the ring; returns the value of the previous worker."""
+    """Sends `x` to the next worker of the ring; returns the value of the previous worker.
+
+    Args:
+      x: This worker's array, of any shape and dtype.
+      axis_name: The mesh axis, or axes, of the workers.
+
+    Returns:
+      The array of the previous worker; of worker 0, that of the last one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> print(jax.vmap(lambda x: collectives.shift(x, "data"), axis_name="data")(jnp.arange(3)))
+      [2 0 1]
+    """
     if _axis.size(axis_name) == 1:
         return _axis.as_varying(x, axis_name)
 
@@ -104,7 +154,23 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
 
 
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """Sends `x` along pairs (sender, receiver); a worker that receives nothing gets zeros."""
+    """Sends `x` along pairs (sender, receiver); a worker that receives nothing gets zeros.
+
+    Args:
+      x: This worker's array, of any shape and dtype.
+      axis_name: The mesh axis, or axes, of the workers.
+      pairs: Each worker sends to one other at most, and receives from one at most.
+
+    Returns:
+      The array of the sender.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> to_1 = lambda x: collectives.permute(x, "data", [(0, 1)])
+      >>> print(jax.vmap(to_1, axis_name="data")(jnp.array([5, 6, 7])))
+      [0 5 0]
+    """
     over, workers = _axis.names(axis_name), _axis.size(axis_name)
     sender_of = {receiver: sender for sender, receiver in pairs}
 
@@ -167,7 +233,10 @@ LARGE_ROW = 2**17  # Bytes.
 
 
 class Rounds(NamedTuple):
-    """The schedule of an all-to-all.
+    """The schedule of an all-to-all in which no two workers send to each other.
+
+    Gloo, which JAX uses between processes on CPUs, holds a connection while it writes to it: of two
+    workers that send to each other, one waits, and a full-duplex link takes twice as long.
 
     Attributes:
       parts: The number of parts of each row; a round moves one part.
@@ -235,10 +304,7 @@ def rounds(workers: int) -> Rounds | None:
 
 
 def worth(rows: jax.Array) -> Rounds | None:
-    """The rounds for `[workers, ...]`, or `None` if one all-to-all is as fast.
-
-    A row that fits into the socket buffers does not block other messages.
-    """
+    """Rounds, where Gloo would block; rows that fit into the buffers of sockets need none."""
     schedule = rounds(len(rows)) if _axis.by_gloo() else None
     size = rows.size // len(rows)
     large = size * rows.dtype.itemsize >= LARGE_ROW
@@ -258,17 +324,7 @@ def exchange_in_rounds(schedule: Rounds, rows: jax.Array, axis_names: tuple[str,
     return parts[jnp.asarray(schedule.places)[me]].reshape(rows.shape)
 
 
-def all_to_all(rows: jax.Array, axis_names: tuple[str, ...]) -> jax.Array:
-    """Sends row i of `[workers, ...]` to worker i, in rounds if that is faster."""
-    schedule = worth(rows)
-    if schedule is None:
-        return lax.all_to_all(rows, axis_names, 0, 0)
-    return exchange_in_rounds(schedule, rows, axis_names)
-
-
 _TILE = 2**12
-
-
 _ROWS, _LANES = 8, 128  # Of one tile of an array in TPU memory.
 
 
@@ -374,82 +430,50 @@ class Message(NamedTuple):
 
 
 def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:
-    """The contents of all workers, `[workers, ...]`, equal on all workers."""
+    """The trees of all workers, leaves `[workers, ...]`, equal on all workers; in one message.
+
+    A worker sends (n - 1) times the bytes of its tree.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      contents: This worker's tree of arrays.
+
+    Returns:
+      A tree like it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> both = lambda x: collectives.gather_contents("data", {"x": x, "y": -x})["y"]
+      >>> jax.vmap(both, axis_name="data")(jnp.arange(2)).tolist()
+      [[0, -1], [0, -1]]
+    """
     message = Message(axis_name, contents, to_message(contents))
     return message.moved(lambda x: gather(x, axis_name), many=True)
 
 
 def exchange_rows(axis_name: AxisName, rows: PyTree) -> PyTree:
-    """Sends row k of all leaves `[workers, ...]` to worker k; returns what this worker receives."""
+    """Sends row k of all leaves `[workers, ...]` to worker k, in one message.
+
+    A worker sends (n - 1) rows of each leaf.
+
+    Args:
+      axis_name: The mesh axis, or axes, of the workers.
+      rows: A tree of arrays `[workers, ...]`.
+
+    Returns:
+      A tree like it: row i is from worker i.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxcomm import collectives
+      >>> send = lambda rows: collectives.exchange_rows("data", [rows])[0]
+      >>> jax.vmap(send, axis_name="data")(jnp.array([[1, 2], [3, 4]])).tolist()
+      [[1, 3], [2, 4]]
+    """
     like = jax.tree.map(lambda x: jax.eval_shape(lambda x: x[0], x), rows)
     message = Message(axis_name, rows, jax.vmap(to_message)(rows))
     return message.moved(lambda x: exchange(x, axis_name), like, many=True)
-
-
-def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]) -> PyTree:
-    """Runs `branches[index]()` only, so that the other branches send nothing.
-
-    Each result is typed as varying over all axes over which it varies in any branch. Over Explicit
-    axes, it is sharded as in the first branch whose result is sharded.
-
-    Args:
-      index: int32[], equal on all workers. Otherwise some workers would wait for the others
-        forever. An index out of range is clamped.
-      branches: Functions that close over their operands, and return the same structure, shapes and
-        dtypes.
-
-    Raises:
-      ValueError: If the index differs by worker (checked mode only).
-    """
-    if differs := sorted(_axis.varying(index)):
-        raise ValueError(
-            f"All workers must run the same branch, but the condition differs over {differs}. If "
-            "`jaxcomm.accumulate` is inside the inner optimizer of `diloco` or inside "
-            "`jaxcomm.per_worker`, wrap the whole instead, as in `jaxcomm.accumulate(diloco(...), "
-            "k)`; likewise other transformations that may skip a step."
-        )
-
-    def axes_of(*shapes: jax.ShapeDtypeStruct) -> frozenset[str]:
-        types = [x.manual_axis_type for x in shapes]
-        return frozenset().union(*(type_.varying for type_ in types if type_))
-
-    shapes = [jax.tree.leaves(jax.eval_shape(branch)) for branch in branches]
-    axes = [*map(axes_of, *shapes)]
-    shardings = [*map(explicit_spec_of, *shapes)]
-
-    def aligned(tree: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(tree)
-        missing = [
-            tuple(sorted(one - _axis.varying(x))) for one, x in zip(axes, leaves, strict=True)
-        ]
-        cast = [
-            lax.pcast(x, over, to="varying") if over else x
-            for x, over in zip(leaves, missing, strict=True)
-        ]
-        resharded = [
-            x if sharding is None else jax.sharding.reshard(x, sharding)
-            for x, sharding in zip(cast, shardings, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, resharded)
-
-    return lax.switch(index, [lambda run=run: aligned(run()) for run in branches])
-
-
-def collective_cond(
-    flag: jax.Array, run: Callable[[], PyTree], instead: Callable[[PyTree], PyTree]
-) -> PyTree:
-    """`run()` if `flag`, else `instead(shapes)` with the shapes and dtypes that `run` returns.
-
-    Args:
-      flag: bool[], equal on all workers.
-      run: A function that closes over its operands.
-      instead: A function that must not send.
-
-    Raises:
-      ValueError: If the flag differs by worker (checked mode only).
-    """
-    shapes = jax.eval_shape(run)
-    return collective_switch(flag.astype(jnp.int32), [lambda: instead(shapes), run])
 
 
 def after(updates: PyTree, earlier: PyTree) -> PyTree:

@@ -35,6 +35,7 @@ PACKAGES: list[ModuleType] = [
 ]
 OTHERS: list[ModuleType] = [
     jaxcomm,
+    jaxcomm.collectives,
     jaxcomm.wire,
     jaxcomm.perf,
     jaxcomm.perf.models,
@@ -62,7 +63,7 @@ def is_method(function: Callable[..., Any]) -> bool:
 
 
 FUNCTIONS = functions([*PACKAGES, *OTHERS])
-BUILDERS = {"aggregator", "coded_aggregator", "gossiped", "average_every"}  # Of methods.
+BUILDERS = {"gossiped", "average_every"}  # Of methods.
 METHODS = {
     name: value
     for name, value in FUNCTIONS.items()

@@ -21,7 +21,7 @@ PACKAGES = ("jaxcomm", "pallas_kernels")
 # The arguments, variables and functions in the source that hold what is reported.
 
 REPORTS = {"totals", "ratios", "errors", "constants", "diagnostics", "report", "values", "counts"}
-REPORTS |= {"MEASURED", "metrics", "initial_diagnostics", "overflow_totals", "_means"}
+REPORTS |= {"MEASURED", "metrics", "initial_diagnostics", "overflow_totals", "reduce_metrics"}
 
 
 def public_modules() -> Iterator[ModuleType]:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import AxisName, PerWorker, PyTree, require_state
+from jaxcomm._mesh import collective_cond
 from jaxcomm._require import checked, flag_of_all, own_weight, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating

@@ -11,8 +11,9 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis, _collectives
-from jaxcomm._collectives import collective_switch, to_message
+from jaxcomm._collectives import to_message
 from jaxcomm._contract import Aggregator, AxisName, Codec, Context, PyTree, require_state
+from jaxcomm._mesh import collective_switch
 from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import encode_local

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._collectives import collective_switch
 from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
+from jaxcomm._mesh import collective_switch
 from jaxcomm._require import checked
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import all_gather_mean

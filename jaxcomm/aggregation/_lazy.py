@@ -10,8 +10,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import AxisName, Codec, Context, Diagnostics, Fast, Memory, PyTree
+from jaxcomm._mesh import collective_cond
 from jaxcomm._require import checked
 from jaxcomm.aggregation._all_gather import decode_local, encode_local, gather_payloads
 from jaxcomm.aggregation._all_reduce import combine_payloads

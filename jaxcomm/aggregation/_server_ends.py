@@ -1,4 +1,8 @@
-"""What workers push to the owners of slices and pull from them, and their memory after a resize."""
+"""What workers push to the owners of slices and pull from them, and their memory after a resize.
+
+Each end sends exact values in their dtypes, or payloads of a codec. A tree of rows has leaves
+`[workers, ...]`, with one slice per worker; a tree of slices has those of one worker.
+"""
 
 import dataclasses
 from functools import partial

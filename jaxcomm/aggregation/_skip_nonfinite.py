@@ -8,9 +8,9 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import AxisName, PyTree, require_state
 from jaxcomm._gradients import backward_of
+from jaxcomm._mesh import collective_cond
 from jaxcomm._require import checked, own_weight
 from jaxcomm.aggregation._exchange import all_finite
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._collectives import collective_switch
 from jaxcomm._contract import Aggregator, PyTree, require_state
+from jaxcomm._mesh import collective_switch
 from jaxcomm._noise import following
 from jaxcomm._require import checked
 from jaxcomm.aggregation._aggregator import (

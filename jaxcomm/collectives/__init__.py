@@ -1,6 +1,6 @@
 """Collectives that work in every mode: `jax.shard_map` with and without types, and `jax.vmap`.
 
-`gather`, `exchange`, `shift`, `swap` and `permute` move one array; floats of 16 and 8 bits are
+`gather`, `exchange`, `shift` and `permute` move one array; floats of 16 and 8 bits are
 moved as words, since XLA widens them on CPUs. `gather_contents` and `exchange_rows` move a tree of
 arrays in one message. All have derivatives.
 """
@@ -12,7 +12,6 @@ from jaxcomm._collectives import (
     gather_contents,
     permute,
     shift,
-    swap,
 )
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "gather_contents",
     "permute",
     "shift",
-    "swap",
 ]

@@ -1,4 +1,8 @@
-"""Bits packed in words, and the largest arrays whose coordinates can be counted."""
+"""Bits packed in words, and the largest arrays whose coordinates can be counted.
+
+The layout is planar: with `w` words, bit j of word i is bit `j w + i` of the array, so packing
+shifts and ORs whole planes.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -13,8 +13,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis, _noise, _units
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
+from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resize import resized_by, total_on_the_first

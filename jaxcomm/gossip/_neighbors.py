@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _axis, _collectives
-from jaxcomm._collectives import Message, collective_cond, collective_switch
+from jaxcomm._collectives import Message
 from jaxcomm._contract import AxisName, Coins, PyTree
+from jaxcomm._mesh import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import to_matchings
 from jaxcomm.gossip._mixing_plan import Mixing

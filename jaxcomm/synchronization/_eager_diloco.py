@@ -8,8 +8,8 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
+from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._workers import per_worker

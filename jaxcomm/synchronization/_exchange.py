@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
+from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm.aggregation import mean

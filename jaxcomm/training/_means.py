@@ -10,8 +10,8 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import collective_cond
 from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import collective_cond
 from jaxcomm._require import same_model_state
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._coded import weigh
