@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression import _bits
+from jaxcomm.compression.sparsifiers._selection import mark, marked
 from tests.slow import slow
 
 
@@ -37,3 +38,15 @@ def test_numbers_round_trip(width: int, count: int) -> None:
     unpacked = jax.jit(lambda packed: _bits.unpack_numbers(packed, width, count))(packed)
     assert unpacked.dtype == jnp.uint32
     np.testing.assert_array_equal(unpacked, numbers)
+
+
+@pytest.mark.parametrize("count", [1, 32, 70])
+def test_the_places_of_marks_in_order_then_the_number_of_bits(count: int) -> None:
+    marks = np.random.default_rng(count).random(count) < 0.5
+    marks[-1] = True
+    words = mark(jnp.asarray(marks))
+    (expected,) = np.nonzero(marks)
+    missing = np.full(3, 32 * words.size)
+    np.testing.assert_array_equal(
+        marked(words, len(expected) + 3), np.concatenate([expected, missing])
+    )

@@ -216,6 +216,13 @@ def test_a_trace_has_a_largest_size(tmp_path: Path) -> None:
         recorded_times(path)
 
 
+def test_a_file_at_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxcomm.synchronization._stragglers.MAX_TRACE_BYTES", 8)
+    path = tmp_path / "times.csv"
+    path.write_text("1.0,3.0\n")
+    assert recorded_times(path).means(2).tolist() == [1, 3]
+
+
 def test_an_endless_file_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxcomm.synchronization._stragglers.MAX_TRACE_BYTES", 2**16)
     with pytest.raises(ValueError, match="more than 65536 bytes"):

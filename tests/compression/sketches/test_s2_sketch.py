@@ -160,7 +160,7 @@ def test_the_mean_of_workers_with_other_rows(mode: Any) -> None:
     assert (np.asarray(results)[:, (mean == 0)] == 0).all()
     union = (mean != 0).any(axis=1).mean()
     assert float(state.diagnostics["union_density"]) == pytest.approx(union)
-    assert float(state.diagnostics["unpeeled"]) == 0
+    assert float(state.diagnostics["unpeeled"]) == float(state.diagnostics["overflow"]) == 0
 
 
 @pytest.mark.slow
@@ -176,6 +176,7 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
         expected.append(float(state.diagnostics["expected_error"]))
     rows = (x != 0).any(axis=(0, 2)).sum()
     sent = 6 / rows  # There is room for six, in as many times four cells.
+    assert float(state.diagnostics["overflow"]) == pytest.approx(1 - sent)
     assert expected == pytest.approx([1 - sent + sent * (4 * 6 - 1) / 24] * 30)
     assert np.mean(measured) == pytest.approx(expected[0], rel=0.2)
 
