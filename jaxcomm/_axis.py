@@ -87,7 +87,7 @@ def manual() -> frozenset[str]:
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def local_params(params: PyTree, axis_name: AxisName = "data") -> PyTree:
+def local_params(params: PyTree, *, axis_name: AxisName = "data") -> PyTree:
     r"""Types parameters as varying by worker, so that their gradient stays local.
 
     Inside `jax.shard_map`, :func:`jax.grad` with respect to replicated parameters returns the *sum*
@@ -250,7 +250,7 @@ def marked(tree: PyTree, axis_name: AxisName) -> PerWorker:
     A state whose first values are typed so can be the carry of a loop inside `jax.shard_map`.
     """
     if jax.tree.leaves(tree):  # An empty memory needs no bound axis.
-        tree = local_params(tree, axis_name)
+        tree = local_params(tree, axis_name=axis_name)
     return PerWorker({label(axis_name): jax.tree.map(lambda x: x[None], tree)})
 
 
@@ -317,7 +317,7 @@ def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x` typed as varying over `axis_name`; the identity except in checked mode."""
-    return cast(jax.Array, local_params(x, axis_name))
+    return cast(jax.Array, local_params(x, axis_name=axis_name))
 
 
 def automatic_axes() -> tuple[str, ...]:

@@ -429,14 +429,14 @@ class Message(NamedTuple):
         return as_moved(move, self.contents, received)
 
 
-def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:
+def gather_contents(contents: PyTree, axis_name: AxisName) -> PyTree:
     """The trees of all workers, leaves `[workers, ...]`, equal on all workers; in one message.
 
     A worker sends (n - 1) times the bytes of its tree.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       contents: This worker's tree of arrays.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A tree like it.
@@ -444,7 +444,7 @@ def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm import collectives
-      >>> both = lambda x: collectives.gather_contents("data", {"x": x, "y": -x})["y"]
+      >>> both = lambda x: collectives.gather_contents({"x": x, "y": -x}, "data")["y"]
       >>> jax.vmap(both, axis_name="data")(jnp.arange(2)).tolist()
       [[0, -1], [0, -1]]
     """
@@ -452,14 +452,14 @@ def gather_contents(axis_name: AxisName, contents: PyTree) -> PyTree:
     return message.moved(lambda x: gather(x, axis_name), many=True)
 
 
-def exchange_rows(axis_name: AxisName, rows: PyTree) -> PyTree:
+def exchange_rows(rows: PyTree, axis_name: AxisName) -> PyTree:
     """Sends row k of all leaves `[workers, ...]` to worker k, in one message.
 
     A worker sends (n - 1) rows of each leaf.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       rows: A tree of arrays `[workers, ...]`.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A tree like it: row i is from worker i.
@@ -467,7 +467,7 @@ def exchange_rows(axis_name: AxisName, rows: PyTree) -> PyTree:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm import collectives
-      >>> send = lambda rows: collectives.exchange_rows("data", [rows])[0]
+      >>> send = lambda rows: collectives.exchange_rows([rows], "data")[0]
       >>> jax.vmap(send, axis_name="data")(jnp.array([[1, 2], [3, 4]])).tolist()
       [[1, 3], [2, 4]]
     """

@@ -275,7 +275,7 @@ class Fast(NamedTuple):
 
 CODEC_IN_CHAIN = (
     "A codec is not an optax transformation, since it only encodes: pass it to an aggregator, as "
-    'in `optax.chain(jaxcomm.all_gather_mean("data", codec), ...)`.'
+    "in `optax.chain(jaxcomm.all_gather_mean(codec), ...)`."
 )
 
 

@@ -79,7 +79,7 @@ def local_value_and_grad(
         value = loss_fn(params, *jax.tree.map(lambda x: x, args), **rebuilt)
         own, *aux = value if has_aux else (value,)
         # Otherwise the gradient of a mean over workers would be divided once too often.
-        own = _named(_axis.local_params(own, axis_name), axis_name)
+        own = _named(_axis.local_params(own, axis_name=axis_name), axis_name)
         return (own, *aux) if has_aux else own
 
     value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
@@ -87,7 +87,9 @@ def local_value_and_grad(
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
         try:
-            value, gradient = value_and_grad(_axis.local_params(params, axis_name), *args, **kwargs)
+            value, gradient = value_and_grad(
+                _axis.local_params(params, axis_name=axis_name), *args, **kwargs
+            )
         except (TypeError, ValueError) as error:
             if re.search("manual.axis.type", str(error)):
                 error.add_note(_UNTYPED)

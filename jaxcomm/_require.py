@@ -5,7 +5,7 @@ import inspect
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -38,19 +38,13 @@ def described(value: Any) -> str:
     return text if len(text) <= 80 else f"a `{type(value).__name__}`"
 
 
-def require_axis_name(
-    axis_name: Any, option: str = "axis_name", keywords: Sequence[str] = ()
-) -> None:
-    """Raises unless `axis_name` is a name or a tuple of distinct names; `keywords`: of others."""
+def require_axis_name(axis_name: Any, option: str = "axis_name", keywords: str = "") -> None:
+    """Raises unless `axis_name` is a name or a tuple of distinct names; `keywords`: a hint."""
     several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
     if not all(isinstance(name, str) for name in several):
-        hint = " Are the first two arguments swapped?" if isinstance(axis_name, Codec) else ""
-        if keywords and not hint:
-            others = ", ".join(f"`{each}=`" for each in keywords)
-            hint = f" Pass other options by keyword: {others}."
         raise ValueError(
             f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
-            f"{described(axis_name)}.{hint}"
+            f"{described(axis_name)}.{keywords}"
         )
     if len(set(several)) < len(several):
         raise ValueError(
@@ -252,9 +246,10 @@ def checked(
 
     def check(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         signature, named = inspect.signature(construct), names_itself(construct)
-        keywords = [
-            each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY
-        ]
+        names = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+        keywords = (
+            f" Pass by keyword: {', '.join(f'`{name}=`' for name in names)}." if names else ""
+        )
         of_axis = functools.partial(require_axis_name, keywords=keywords)
         rules: dict[str, Callable[[Any, str], None]] = {**_RULES, "axis_name": of_axis}
 
@@ -263,7 +258,8 @@ def checked(
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"`{construct.__name__}`: {error}.") from None
+                hint = keywords if "positional" in str(error) else ""
+                raise TypeError(f"`{construct.__name__}`: {error}.{hint}") from None
             for option, value in bound.arguments.items():
                 if value is not None and option not in ("seed", "key", *traceable):
                     rules.get(option, require_untraced)(value, option)

@@ -362,7 +362,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
 
 @checked()
 def per_worker(
-    tx: optax.GradientTransformation, axis_name: AxisName = "data"
+    tx: optax.GradientTransformation, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
     """Marks the state of an optimizer as different by worker.
 

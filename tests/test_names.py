@@ -1,5 +1,6 @@
 """Every public name is on a page, and `tools/public_names.py` prints it."""
 
+import inspect
 import pathlib
 import re
 import runpy
@@ -8,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, scheduling, synchronization
+from jaxcomm import aggregation, gossip, scheduling, synchronization, training
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("names.md", "methods.md"))
@@ -26,6 +27,17 @@ KEYS |= {"union_density", "unpeeled", "ratio", "skipped_steps", "skipped_exchang
 def test_every_public_name_is_on_a_page() -> None:
     words = set(re.findall(r"\w+", PAGES))
     assert [name for name in CALLABLES if name.rsplit(".")[-1] not in words] == []
+
+
+def test_the_axis_is_the_first_argument_or_a_keyword() -> None:
+    modules = (jaxcomm, aggregation, gossip, synchronization, training)
+    made = {getattr(module, name) for module in modules for name in module.__all__}
+    for each in filter(inspect.isfunction, made):
+        parameters = inspect.signature(each).parameters
+        if axis := parameters.get("axis_name"):
+            first, *others = parameters.values()
+            alone = axis is first and {p.kind for p in others} <= {axis.KEYWORD_ONLY}
+            assert alone or axis.kind is axis.KEYWORD_ONLY, each
 
 
 @pytest.mark.slow

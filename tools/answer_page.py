@@ -32,8 +32,8 @@ EXCHANGES = (
     (r'jaxcomm\.mean\({axis}, wire_dtype="bfloat16"\)', "rounded"),
     (r"jaxcomm\.global_qsgd\({axis}\)", "summed"),
     (
-        r"jaxcomm\.two_stage_mean\({axis}, jaxcomm\.compression\.blockwise\("
-        r"jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\)\)",
+        r"jaxcomm\.two_stage_mean\(jaxcomm\.compression\.blockwise\("
+        r"jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\), axis_name={axis}\)",
         "blocks",
     ),
     (r"jaxcomm\.top_k_sgd\({axis}, ratio=(?P<ratio>[\d.]+)\)", "largest"),

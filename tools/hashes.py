@@ -131,7 +131,7 @@ def program(mode: Mode) -> Callable[..., Any]:
             params = optax.apply_updates(params, updates)
             return (params, state), (updates, params, state)
 
-        params = local_params(params, mode.workers) if mode.replicas else params
+        params = local_params(params, axis_name=mode.workers) if mode.replicas else params
         first = tx.init(params)
         return first, jax.lax.scan(body, (params, first), (batches, present))[1]
 

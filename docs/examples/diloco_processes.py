@@ -65,6 +65,6 @@ def train(name, tx, params):  # jaxcomm
 
 
 inner, outer = optax.adamw(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
-tx = synchronization.diloco(inner, outer, PERIOD, jaxcomm.global_qsgd(bits=8))  # jaxcomm
+tx = synchronization.diloco(inner, outer, PERIOD, aggregator=jaxcomm.global_qsgd(bits=8))  # jaxcomm
 train("diloco", tx, jaxcomm.replicate(make_params(), mesh))  # jaxcomm
 train("mean", optax.chain(jaxcomm.mean(), inner), make_params())  # jaxcomm

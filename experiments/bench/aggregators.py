@@ -51,15 +51,15 @@ def _qsgd(goal: float | None = None, **options: Any) -> BenchMethod:
 
 
 def _all_gather(codec: Codec, goal: float | None = None) -> BenchMethod:
-    return BenchMethod(lambda: all_gather_mean("data", codec), goal)
+    return BenchMethod(lambda: all_gather_mean(codec), goal)
 
 
 def _all_reduce(codec: Codec) -> BenchMethod:
-    return BenchMethod(lambda: all_reduce_mean("data", codec))
+    return BenchMethod(lambda: all_reduce_mean(codec))
 
 
 def _two_stage(codec: Codec, goal: float | None = None) -> BenchMethod:
-    return BenchMethod(lambda: two_stage_mean("data", codec), goal)
+    return BenchMethod(lambda: two_stage_mean(codec), goal)
 
 
 def _server(codec: Codec | None) -> BenchMethod:
@@ -213,9 +213,7 @@ AGGREGATORS: Mapping[str, Rows] = {
             compressed_memory(error_feedback(top_k(ratio=RATIO)), dither(bits=8))
         ),
         "budgeted_mean": BenchMethod(
-            lambda: jaxcomm.budgeted_mean(
-                "data", lambda levels: dither(levels=levels), 127, slow={0: 1}
-            )
+            lambda: jaxcomm.budgeted_mean(lambda levels: dither(levels=levels), 127, slow={0: 1})
         ),
         "sparcml": BenchMethod(lambda: jaxcomm.sparcml(**SPARSE)),
         "parallax": BenchMethod(
@@ -227,11 +225,11 @@ AGGREGATORS: Mapping[str, Rows] = {
     "switched": {
         "warmup": BenchMethod(
             lambda: jaxcomm.warmup(
-                [all_gather_mean("data", _top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
+                [all_gather_mean(_top(ratio)) for ratio in (0.25, 0.0625, RATIO)], every=100
             )
         ),
         "adaptive_ratio": BenchMethod(
-            lambda: jaxcomm.adaptive_ratio("data", _top, [RATIO, 0.03, 0.1], target_error=0.3)
+            lambda: jaxcomm.adaptive_ratio(_top, [RATIO, 0.03, 0.1], target_error=0.3)
         ),
         "gtop_k": BenchMethod(lambda: jaxcomm.gtop_k(ratio=RATIO), 18),
         "deep_gradient_compression": BenchMethod(
@@ -245,7 +243,7 @@ AGGREGATORS: Mapping[str, Rows] = {
     "stale": {
         "delayed": BenchMethod(lambda: jaxcomm.delayed(jaxcomm.mean())),
         "lazy": BenchMethod(jaxcomm.lazy),
-        "laq": BenchMethod(lambda: jaxcomm.lazy("data", blockwise(dither(bits=16), 64))),
+        "laq": BenchMethod(lambda: jaxcomm.lazy(blockwise(dither(bits=16), 64))),
     },
     "feedback": {
         "ef21": _all_gather(feedback.ef21(top_k(ratio=RATIO))),

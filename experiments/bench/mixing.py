@@ -53,7 +53,7 @@ LOCAL: Rows = {
             fragments=2,
             overlap=1,
             mixing_factor=0.5,
-            aggregator=jaxcomm.all_gather_mean("data", blockwise(e3m0(), 256)),
+            aggregator=jaxcomm.all_gather_mean(blockwise(e3m0(), 256)),
         )
     ),
     "eager_diloco": BenchMethod(lambda: eager_diloco(optax.sgd(0.1), _outer(), PERIOD)),
@@ -66,7 +66,7 @@ LOCAL: Rows = {
             optax.sgd(0.1),
             _outer(),
             PERIOD,
-            jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),
+            aggregator=jaxcomm.all_gather_mean(error_feedback(blockwise(dither(bits=4), 32))),
         )
     ),
 }

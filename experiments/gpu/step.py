@@ -45,7 +45,7 @@ METHODS: dict[str, Method] = {
     # Last: XLA for GPUs compiles it for minutes.
     "two_stage_mean, dither(bits=4)": Method(
         lambda: jaxcomm.two_stage_mean(
-            AXIS, jaxcomm.compression.blockwise(jaxcomm.quantizers.dither(bits=4), 256)
+            jaxcomm.compression.blockwise(jaxcomm.quantizers.dither(bits=4), 256), axis_name=AXIS
         ),
         r"\bu32\[\d{4,}",
     ),

@@ -104,7 +104,8 @@ OWN: Mapping[str, LabMethod] = {
     "hierarchical_sliced": LabMethod(
         lambda workers, optimizer: optax.chain(
             jaxcomm.hierarchical(
-                jaxcomm.mean("data"), jaxcomm.sliced(jaxcomm.global_qsgd("cluster"), "data")
+                jaxcomm.mean("data"),
+                jaxcomm.sliced(jaxcomm.global_qsgd("cluster"), axis_name="data"),
             ),
             optimizer,
         ),
@@ -131,11 +132,11 @@ OWN: Mapping[str, LabMethod] = {
     "ad_psgd": _after(lambda n: gossip.ad_psgd(gossip.ring(n), staleness=1), 4, None),
     "local_sgd_8": _after(lambda n: synchronization.local_sgd(8), 8, 1 / 8),
     "local_sgd_8_global_qsgd": _after(
-        lambda n: synchronization.local_sgd(8, jaxcomm.global_qsgd()), 8, 1 / 8
+        lambda n: synchronization.local_sgd(8, aggregator=jaxcomm.global_qsgd()), 8, 1 / 8
     ),
     "diloco_8": LabMethod(
         lambda workers, optimizer: synchronization.diloco(
-            optimizer, optax.sgd(0.7, momentum=0.9, nesterov=True), 8, jaxcomm.mean()
+            optimizer, optax.sgd(0.7, momentum=0.9, nesterov=True), 8, aggregator=jaxcomm.mean()
         ),
         own_parameters=True,
         period=8,

@@ -15,9 +15,7 @@ BLOCK_SIZE = 256
 
 def two_stage(seed: int, codec: jaxcomm.Codec) -> optax.GradientTransformationExtraArgs:
     """The mean in two stages, with statistics per block."""
-    return jaxcomm.two_stage_mean(
-        "data", jaxcomm.compression.blockwise(codec, BLOCK_SIZE), seed=seed
-    )
+    return jaxcomm.two_stage_mean(jaxcomm.compression.blockwise(codec, BLOCK_SIZE), seed=seed)
 
 
 def _sparse(seed: int) -> optax.GradientTransformationExtraArgs:

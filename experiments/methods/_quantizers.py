@@ -41,7 +41,7 @@ def _loco(seed: int) -> optax.GradientTransformation:
 
 
 def _coded(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
-    return lambda seed: jaxcomm.all_gather_mean("data", codec, seed=seed)
+    return lambda seed: jaxcomm.all_gather_mean(codec, seed=seed)
 
 
 QUANTIZERS: dict[str, Method] = {
@@ -49,7 +49,7 @@ QUANTIZERS: dict[str, Method] = {
     "terngrad_shared": Method(lambda seed: jaxcomm.terngrad(scale="shared", seed=seed), "unbiased"),
     "natural_compression": Method(lambda seed: jaxcomm.natural_compression(seed=seed), "unbiased"),
     "natural_two_stage": Method(
-        lambda seed: jaxcomm.two_stage_mean("data", natural(), seed=seed), "unbiased"
+        lambda seed: jaxcomm.two_stage_mean(natural(), seed=seed), "unbiased"
     ),
     "min_max_two_stage": Method(
         lambda seed: two_stage(seed, min_max_dither(levels=16)), "unbiased"
@@ -74,17 +74,13 @@ QUANTIZERS: dict[str, Method] = {
     "one_bit_sgd": Method(lambda seed: jaxcomm.one_bit_sgd(), "feedback"),
     "ef_fixed_threshold": Method(
         lambda seed, threshold=THRESHOLD: jaxcomm.all_reduce_mean(
-            "data", error_feedback(fixed_threshold(threshold))
+            error_feedback(fixed_threshold(threshold))
         ),
         "feedback",
         grid={"threshold": THRESHOLDS},
     ),
-    "ecq": Method(
-        lambda seed: jaxcomm.two_stage_mean("data", ecq(_blocks(4)), seed=seed), "feedback"
-    ),
-    "diana": Method(
-        lambda seed: jaxcomm.all_reduce_mean("data", diana(_blocks(8)), seed=seed), "shifts"
-    ),
+    "ecq": Method(lambda seed: jaxcomm.two_stage_mean(ecq(_blocks(4)), seed=seed), "feedback"),
+    "diana": Method(lambda seed: jaxcomm.all_reduce_mean(diana(_blocks(8)), seed=seed), "shifts"),
     "sharded_server_8_bits": Method(lambda seed: _server(_blocks(8), _blocks(8), seed), "unbiased"),
     "sharded_server_loco": Method(_loco, "feedback"),
 }

@@ -35,7 +35,7 @@ WARM_UP_STEPS = 15
 
 
 def _all_gather(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformationExtraArgs]:
-    return lambda seed: jaxcomm.all_gather_mean("data", codec, seed=seed)
+    return lambda seed: jaxcomm.all_gather_mean(codec, seed=seed)
 
 
 def _with_feedback(codec: jaxcomm.Codec) -> Method:
@@ -52,11 +52,11 @@ def _top(ratio: float) -> jaxcomm.Codec:
 
 def _in_blocks(order: Order) -> Method:
     codec = error_feedback(block_coordinate(BLOCKS, order))
-    return Method(lambda seed: jaxcomm.all_reduce_mean("data", codec, seed=seed), "feedback")
+    return Method(lambda seed: jaxcomm.all_reduce_mean(codec, seed=seed), "feedback")
 
 
 def _warm_up(seed: int) -> optax.GradientTransformationExtraArgs:
-    stages = [jaxcomm.all_gather_mean("data", _top(ratio), seed=seed) for ratio in RATIOS[::-1]]
+    stages = [jaxcomm.all_gather_mean(_top(ratio), seed=seed) for ratio in RATIOS[::-1]]
     return jaxcomm.warmup(stages, WARM_UP_STEPS)
 
 
@@ -70,14 +70,14 @@ SPARSIFIERS: dict[str, Method] = {
     "ef_top_1_percent_blocks": _with_feedback(top_k(k=1, block_size=100)),
     "ef_top_1_percent_sampled": _with_feedback(top_k(ratio=0.01, sample_ratio=0.1)),
     "ef_top_1_percent_two_stage": Method(
-        lambda seed: jaxcomm.two_stage_mean("data", _top(0.01), seed=seed), "feedback"
+        lambda seed: jaxcomm.two_stage_mean(_top(0.01), seed=seed), "feedback"
     ),
     "random_10_percent": Method(
-        lambda seed: jaxcomm.all_reduce_mean("data", random_k(ratio=0.1), seed=seed), "unbiased"
+        lambda seed: jaxcomm.all_reduce_mean(random_k(ratio=0.1), seed=seed), "unbiased"
     ),
     "ef_random_10_percent": Method(
         lambda seed: jaxcomm.all_reduce_mean(
-            "data", error_feedback(scaled(random_k(ratio=0.1))), seed=seed
+            error_feedback(scaled(random_k(ratio=0.1))), seed=seed
         ),
         "feedback",
     ),
@@ -93,7 +93,7 @@ SPARSIFIERS: dict[str, Method] = {
     "ef_sbc": _with_feedback(sbc(ratio=0.01)),
     "ef_stc": _with_feedback(stc(ratio=0.01)),
     "ef_stc_two_stage": Method(
-        lambda seed: jaxcomm.two_stage_mean("data", error_feedback(stc(ratio=0.01)), seed=seed),
+        lambda seed: jaxcomm.two_stage_mean(error_feedback(stc(ratio=0.01)), seed=seed),
         "feedback",
     ),
     "ef_blocks": _in_blocks("cyclic"),
@@ -125,7 +125,7 @@ SPARSIFIERS: dict[str, Method] = {
         _all_gather(reserved(blockwise(dither(bits=4), 64), top_k(k=2, block_size=64))), "unbiased"
     ),
     "demo": Method(
-        lambda seed, **options: jaxcomm.demo(k=3, chunk=16, **options),
+        lambda seed, **options: jaxcomm.demo(k=3, block_size=16, **options),
         "feedback",
         has_momentum=True,
         grid={"momentum": MOMENTA},
@@ -137,7 +137,7 @@ SPARSIFIERS: dict[str, Method] = {
     "ef21_top_10_percent": Method(_all_gather(ef21(top_k(ratio=0.1))), "shifts"),
     "warm_up": Method(_warm_up, "feedback", stage=_warm_up_stage),
     "adaptive_ratio": Method(
-        lambda seed: jaxcomm.adaptive_ratio("data", _top, RATIOS, target_error=TARGET, seed=seed),
+        lambda seed: jaxcomm.adaptive_ratio(_top, RATIOS, target_error=TARGET, seed=seed),
         "feedback",
         stage=lambda state: int(state.stage),
     ),

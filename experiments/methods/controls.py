@@ -61,9 +61,9 @@ def largest(fraction: float) -> jaxcomm.Codec:
 
 def truncating(seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """:func:`truncating_dither`, summed over workers as Global-QSGD is."""
-    return jaxcomm.all_reduce_mean("data", truncating_dither(), seed=seed)
+    return jaxcomm.all_reduce_mean(truncating_dither(), seed=seed)
 
 
 def top_1_percent(seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """The largest 1 % of each worker's coordinates, in an all-gather."""
-    return jaxcomm.all_gather_mean("data", largest(0.01), seed=seed)
+    return jaxcomm.all_gather_mean(largest(0.01), seed=seed)

@@ -48,11 +48,11 @@ def _outer(rate: Any) -> optax.GradientTransformation:
 
 
 def _few_bits() -> Any:
-    return jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32)))
+    return jaxcomm.all_gather_mean(error_feedback(blockwise(dither(bits=4), 32)))
 
 
 def _four_bit_floats() -> Any:
-    return jaxcomm.all_gather_mean("data", blockwise(e3m0(), 256))
+    return jaxcomm.all_gather_mean(blockwise(e3m0(), 256))
 
 
 METHODS: dict[str, OuterMethod] = {
@@ -76,7 +76,7 @@ METHODS: dict[str, OuterMethod] = {
     ),
     "muloco": OuterMethod(
         lambda inner, period, workers, scale: diloco(
-            inner, _outer(0.7 * scale), period, _few_bits()
+            inner, _outer(0.7 * scale), period, aggregator=_few_bits()
         ),
         "displacements in 4 bits, in blocks of 32, with feedback",
         (MUON,),

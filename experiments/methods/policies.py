@@ -123,7 +123,7 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "ad_psgd": Strategy(
         "AD-PSGD: a local step and the average with a random neighbor, on the graph of `dpsgd`",
-        lambda full: events.ad_psgd(STEP, TOPOLOGY.graph), both_ways,
+        lambda full: events.asynchronous_pairs(STEP, TOPOLOGY.graph), both_ways,
     ),
     "lag_wk": Strategy(
         "LAG-WK: synchronous, and a worker sends the change of its gradient only if it is large",

@@ -48,7 +48,7 @@ def _codec_method(
     aggregate: Callable[..., Any], codec: Callable[[Capacity], jaxcomm.Codec], sends: str
 ) -> SparseMethod:
     return SparseMethod(
-        lambda capacity, **options: aggregate("data", codec(capacity), scope="leaf", **options),
+        lambda capacity, **options: aggregate(codec(capacity), scope="leaf", **options),
         sends,
         codec,
     )
@@ -120,7 +120,6 @@ SPARSE_METHODS: dict[str, SparseMethod] = {
     ),
     "parallax": SparseMethod(
         lambda capacity, **options: jaxcomm.two_stage_mean(
-            "data",
             error_feedback(nonzero(density=capacity.worker_shard)),
             mean_codec=error_feedback(nonzero(density=capacity.union_shard)),
             ownership="cyclic",

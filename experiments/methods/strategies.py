@@ -94,7 +94,7 @@ class Strategy:
 
 
 def _mean(codec: jaxcomm.Codec | None, seed: Any) -> optax.GradientTransformationExtraArgs:
-    return jaxcomm.mean() if codec is None else jaxcomm.all_gather_mean("data", codec, seed=seed)
+    return jaxcomm.mean() if codec is None else jaxcomm.all_gather_mean(codec, seed=seed)
 
 
 def _graph(name: str, workers: int) -> Any:
@@ -143,7 +143,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "local": Strategy(
         "all-reduce",
         "local",
-        lambda codec, period, seed, n: local_sgd(period, _mean(codec, seed)),
+        lambda codec, period, seed, n: local_sgd(period, aggregator=_mean(codec, seed)),
         PERIODS,
         "H",
         stretch=float,
@@ -197,7 +197,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "ad_psgd": Strategy(
         "gossip",
         "asynchronous",
-        lambda codec, graph, rate, n: events.ad_psgd(optax.sgd(rate), _graph(graph, n)),
+        lambda codec, graph, rate, n: events.asynchronous_pairs(optax.sgd(rate), _graph(graph, n)),
         GRAPHS,
         "1/gap",
         gap,

@@ -26,8 +26,8 @@ CODES = {
     "mean_bfloat16": 'jaxcomm.mean("data", wire_dtype="bfloat16")',
     "global_qsgd:8": 'jaxcomm.global_qsgd("data")',
     "two_stage:4": (
-        'jaxcomm.two_stage_mean("data", jaxcomm.compression.blockwise('
-        "jaxcomm.quantizers.dither(bits=4), 256))"
+        "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
+        'jaxcomm.quantizers.dither(bits=4), 256), axis_name="data")'
     ),
     "ef_top_1_percent": 'jaxcomm.top_k_sgd("data", ratio=0.01)',
     "power_sgd_rank_4": 'jaxcomm.power_sgd("data", rank=4)',

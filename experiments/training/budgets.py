@@ -25,14 +25,12 @@ def _bits(bits: int) -> jaxcomm.Codec:
 
 
 def _equal(bits: int, of_mean: int) -> Callable[[Any], optax.GradientTransformation]:
-    return lambda seed: jaxcomm.two_stage_mean(
-        "data", _bits(bits), mean_codec=_bits(of_mean), seed=seed
-    )
+    return lambda seed: jaxcomm.two_stage_mean(_bits(bits), mean_codec=_bits(of_mean), seed=seed)
 
 
 def _budgeted(slow: int, of_mean: int) -> Callable[[Any], optax.GradientTransformation]:
     return lambda seed: jaxcomm.budgeted_mean(
-        "data", _bits, 8, slow={0: slow}, mean_codec=_bits(of_mean), seed=seed
+        _bits, 8, slow={0: slow}, mean_codec=_bits(of_mean), seed=seed
     )
 
 

@@ -80,7 +80,7 @@ def biased_compression(seed: int, workers: int, steps: int) -> Outcome:
     curves = {
         name: _scan(
             loss,
-            optax.chain(jaxcomm.all_gather_mean("data", codec), optax.sgd(RATE)),
+            optax.chain(jaxcomm.all_gather_mean(codec), optax.sgd(RATE)),
             workers, first, batches, lambda x: jnp.sqrt(jnp.sum(jnp.square(x))),
         )
         for name, codec in ((FAILS, top_k(k=1)), (CONTROL, error_feedback(top_k(k=1))))
@@ -144,7 +144,7 @@ def signs_of_skewed_noise(seed: int, workers: int, steps: int) -> Outcome:
     batches = jnp.where(drawn, jnp.float32(4), jnp.float32(-1))
     methods = {
         FAILS: jaxcomm.majority_vote(),
-        CONTROL: jaxcomm.all_gather_mean("data", error_feedback(scaled_signs())),
+        CONTROL: jaxcomm.all_gather_mean(error_feedback(scaled_signs())),
     }
     curves = {
         name: _scan(

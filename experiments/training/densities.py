@@ -64,7 +64,7 @@ def _densities(gradients: Any) -> Any:
 
     def worker_and_union(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         worker = jaxcomm.gradient_density(gradient)
-        return worker, jaxcomm.gradient_density(gradient, "data")
+        return worker, jaxcomm.gradient_density(gradient, axis_name="data")
 
     def of_leaf(gradient: jax.Array) -> jax.Array:
         workers = gradient.shape[0]

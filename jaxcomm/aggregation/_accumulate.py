@@ -24,7 +24,7 @@ class AccumulateState(NamedTuple):
 
 @checked()
 def accumulate(
-    tx: optax.GradientTransformation, every: int, axis_name: AxisName = "data"
+    tx: optax.GradientTransformation, every: int, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages `every` gradients on each worker, then runs `tx` once on the mean.
 

@@ -17,7 +17,7 @@ from jaxcomm._mesh import collective_switch
 from jaxcomm._require import checked, require_untraced
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import encode_local
-from jaxcomm.aggregation._budgeted import CodecOf, Plan, budgeted_mean, plan_of, require_slow
+from jaxcomm.aggregation._budgeted import BudgetPlan, CodecOf, budgeted_mean, plan_of, require_slow
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import require_steps
 
@@ -41,7 +41,7 @@ def _row_bytes(codec: Codec, width: int) -> int:
     return math.prod(shape.shape) * shape.dtype.itemsize
 
 
-def link_bytes(plan: Plan, mean_codec: Codec, size: int) -> np.ndarray:
+def link_bytes(plan: BudgetPlan, mean_codec: Codec, size: int) -> np.ndarray:
     """What each worker sends and receives in a step for one unit of `size`, float64[2, workers]."""
     workers, count = len(plan.kinds), len(plan.owners)
     width = -(-size // count)
@@ -89,7 +89,6 @@ def _next(
 @checked()
 @takes_options
 def adaptive_budgets(
-    axis_name: AxisName,
     codec_for: CodecOf,
     budget: Any,
     plans: Sequence[Mapping[int, Any]],
@@ -97,6 +96,7 @@ def adaptive_budgets(
     target_seconds: float,
     patience: int = 50,
     mean_codec: Codec | None = None,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Chooses the budgets of :func:`budgeted_mean` by the measured speeds of the workers' links.
@@ -117,7 +117,6 @@ def adaptive_budgets(
     the largest.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec_for: As for :func:`budgeted_mean`.
       budget: As for :func:`budgeted_mean`.
       plans: The dicts `slow` of :func:`budgeted_mean` to choose from, the most accurate first; `{}`
@@ -125,6 +124,7 @@ def adaptive_budgets(
       target_seconds: :math:`T`, the positive number of seconds that a step may communicate.
       patience: A Python int of at least 1.
       mean_codec: As for :func:`budgeted_mean`.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -141,7 +141,7 @@ def adaptive_budgets(
       >>> from jaxcomm.aggregation import adaptive_budgets
       >>> from jaxcomm.compression.quantizers import dither
       >>> codec_for, plans = lambda levels: dither(levels=levels), [{}, {0: 1}, {1: 1}]
-      >>> tx = adaptive_budgets("data", codec_for, 127, plans, target_seconds=0.25)
+      >>> tx = adaptive_budgets(codec_for, 127, plans, target_seconds=0.25)
       >>> def step(x, seconds_per_byte):
       ...     _, state = tx.update(x, tx.init(x), seconds_per_byte=seconds_per_byte)
       ...     return state.plan
@@ -164,7 +164,9 @@ def adaptive_budgets(
         )
     require_steps("patience", patience)
     stages = [
-        budgeted_mean(axis_name, codec_for, budget, slow=plan, mean_codec=mean_codec, **options)
+        budgeted_mean(
+            codec_for, budget, slow=plan, mean_codec=mean_codec, axis_name=axis_name, **options
+        )
         for plan in plans
     ]
     own_codec = codec_for(budget) if mean_codec is None else mean_codec

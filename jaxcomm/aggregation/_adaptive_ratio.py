@@ -43,13 +43,13 @@ def _next(
 @checked()
 @takes_options
 def adaptive_ratio(
-    axis_name: AxisName,
     codec_for: Callable[[float], Codec],
     ratios: Sequence[float],
     *,
     target_error: float,
     patience: int = 50,
     aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Chooses the smallest of several ratios whose measured compression error meets a target.
@@ -72,7 +72,6 @@ def adaptive_ratio(
     :func:`jaxcomm.wire.account` reports each ratio as a branch, and counts the largest.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec_for: A function from a ratio to a codec. The memory of the codec must not depend on the
         ratio.
       ratios: The ratios to choose from, in ascending order.
@@ -81,6 +80,7 @@ def adaptive_ratio(
       patience: :math:`p`, a Python int of at least 1. At 1, every other step may be too coarse.
       aggregator: The constructor of the mean. Default: `all_gather_mean`. Use `all_reduce_mean` or
         `two_stage_mean` if the codecs allow it.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`; `diagnostics` also reports the
         `ratio` of the step.
 
@@ -97,7 +97,6 @@ def adaptive_ratio(
       >>> from jaxcomm.compression.feedback import error_feedback
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> tx = jaxcomm.adaptive_ratio(
-      ...     "data",
       ...     lambda ratio: error_feedback(top_k(ratio=ratio)),
       ...     [0.25, 0.5, 1.0],
       ...     target_error=0.1,
@@ -126,7 +125,7 @@ def adaptive_ratio(
     require_switch(diagnostics)
     stage_options: AggregatorOptions = {**options, "diagnostics": True}
     stages = [
-        (aggregator or all_gather_mean)(axis_name, codec_for(ratio), **stage_options)
+        (aggregator or all_gather_mean)(codec_for(ratio), axis_name=axis_name, **stage_options)
         for ratio in steps
     ]
 

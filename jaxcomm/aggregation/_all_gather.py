@@ -144,7 +144,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         payloads = [payload for payload, _ in encoded]
         # Statistics that were reduced over workers need not travel.
         content = (payloads, *(() if share_statistics else (of_groups, finite.astype(jnp.uint32))))
-        received, *others = gather_contents(axis_name, content)
+        received, *others = gather_contents(content, axis_name)
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)
@@ -191,10 +191,10 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
 @checked()
 @takes_options
 def all_gather_mean(
-    axis_name: AxisName,
     codec: Codec,
     *,
     share_statistics: bool = False,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gathers every worker's payload, decodes each, and averages.
@@ -211,10 +211,10 @@ def all_gather_mean(
     and only the payloads take memory that grows with :math:`n`.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: Any codec.
       share_statistics: Whether to reduce statistics over workers first, as
         :func:`jaxcomm.all_reduce_mean` does. Default: each worker sends its own statistics.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -230,7 +230,7 @@ def all_gather_mean(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm.aggregation import all_gather_mean
       >>> from jaxcomm.compression.quantizers import dither
-      >>> tx = all_gather_mean("data", dither(levels=1))
+      >>> tx = all_gather_mean(dither(levels=1))
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 0.0], [0.0, 5.0]])))
       [[1.5 2.5]

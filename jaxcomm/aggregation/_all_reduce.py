@@ -83,8 +83,9 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
 @checked()
 @takes_options
 def all_reduce_mean(
-    axis_name: AxisName,
     codec: Codec,
+    *,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Reduces statistics, sums the payloads of all workers, and decodes the sum once.
@@ -97,8 +98,8 @@ def all_reduce_mean(
     flag that reports non-finite updates take one small all-reduce per kind of reduction.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec with `combine="sum"`.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -114,7 +115,7 @@ def all_reduce_mean(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm.aggregation import all_reduce_mean
       >>> from jaxcomm.compression.quantizers import dither
-      >>> tx = all_reduce_mean("data", dither(levels=3))
+      >>> tx = all_reduce_mean(dither(levels=3))
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(average, axis_name="data")(jnp.array([[3.0, 0.0], [-1.0, 3.0]])))
       [[1.  1.5]
@@ -158,8 +159,9 @@ def _tree(
 @checked()
 @takes_options
 def merged_mean(
-    axis_name: AxisName,
     codec: Codec,
+    *,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Reduces statistics, merges the payloads of all workers pairwise, and decodes once.
@@ -170,8 +172,8 @@ def merged_mean(
     as in recursive halving. If each merge rounds again, a tree has the smallest error.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec whose `combine` is a function and whose payload has one entry per coordinate.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -186,7 +188,7 @@ def merged_mean(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm.aggregation import merged_mean
       >>> from jaxcomm.compression.quantizers import exponential_dither
-      >>> tx = merged_mean("data", exponential_dither())
+      >>> tx = merged_mean(exponential_dither())
       >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
       >>> print(jax.jit(average)(jnp.array([[4.0, 0.0], [4.0, 2.0]])))
       [[4. 1.]
@@ -202,12 +204,12 @@ def merged_mean(
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
         workers = _axis.size(axis_name)
         rows = jax.tree.map(lambda codes: to_rows(codes, workers), payloads)
-        mine = exchange_rows(axis_name, rows)
+        mine = exchange_rows(rows, axis_name)
         merged = [
             _tree(merge, part.context.coins, codes, workers)
             for part, codes in zip(parts, mine, strict=True)
         ]
-        merged_rows = gather_contents(axis_name, merged)
+        merged_rows = gather_contents(merged, axis_name)
         return jax.tree.map(
             lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape),
             merged_rows,

@@ -39,7 +39,7 @@ CodecOf: TypeAlias = Callable[[Any], Codec]
 """From a budget to the codec of the rows that a worker with this budget sends."""
 
 
-class Plan(NamedTuple):
+class BudgetPlan(NamedTuple):
     """Who sends with which codec, and who owns rows; static."""
 
     kinds: tuple[int, ...]  # for each worker, the number of its codec
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
         ]
 
 
-def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: int) -> Plan:
+def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: int) -> BudgetPlan:
     """The plan for a number of workers; if all are slow, all own rows.
 
     Raises:
@@ -77,7 +77,7 @@ def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: i
     budgets = [slow.get(worker, budget) for worker in range(workers)]
     kinds = [*dict.fromkeys(budgets)]
     owners = [worker for worker in range(workers) if worker not in slow] or [*range(workers)]
-    return Plan(
+    return BudgetPlan(
         tuple(map(kinds.index, budgets)), tuple(codec_for(each) for each in kinds), tuple(owners)
     )
 
@@ -122,7 +122,7 @@ def _messages(
 
 
 def _own_messages(
-    plan: Plan, me: jax.Array, parts: list[Part], rows: list[Context]
+    plan: BudgetPlan, me: jax.Array, parts: list[Part], rows: list[Context]
 ) -> tuple[list[jax.Array], list[PyTree]]:
     """This worker's messages; those of other codecs are zeros, which it does not compute."""
     count = len(plan.owners)
@@ -148,7 +148,7 @@ def _own_messages(
 
 
 def _to_owners(
-    axis_name: AxisName, plan: Plan, me: jax.Array, messages: list[jax.Array]
+    axis_name: AxisName, plan: BudgetPlan, me: jax.Array, messages: list[jax.Array]
 ) -> list[jax.Array]:
     """What an owner receives, `[workers, words]` for each codec: rows of its senders are valid."""
     workers, count = len(plan.kinds), len(plan.owners)
@@ -172,12 +172,12 @@ def _to_owners(
 @checked()
 @takes_options
 def budgeted_mean(
-    axis_name: AxisName,
     codec_for: CodecOf,
     budget: Any,
     *,
     slow: Mapping[int, Any],
     mean_codec: Codec | None = None,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages in two stages to which workers on slow links send fewer levels or coordinates.
@@ -205,7 +205,6 @@ def budgeted_mean(
     A flag that reports non-finite updates is one float32.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec_for: A function from a budget to an unbiased codec without memory, such as `lambda k:
         dither(levels=k)` or `lambda ratio: random_k(ratio=ratio)`. Each row has separate
         statistics.
@@ -213,6 +212,7 @@ def budgeted_mean(
       slow: The budgets of slow workers, by their index on the axis. If all workers are slow, all
         own rows.
       mean_codec: The unbiased codec of the second stage. Default: `codec_for(budget)`.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -229,7 +229,7 @@ def budgeted_mean(
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> from jaxcomm.compression.quantizers import dither
       >>> codec_for = lambda levels: dither(levels=levels)
-      >>> tx = jaxcomm.budgeted_mean("data", codec_for, 127, slow={0: 1})
+      >>> tx = jaxcomm.budgeted_mean(codec_for, 127, slow={0: 1})
       >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
       >>> print(jax.jit(average)(jnp.array([[4.0, -4.0], [2.0, 0.0], [0.0, 2.0]])))
       [[ 2.         -0.6666667]
@@ -285,7 +285,7 @@ def budgeted_mean(
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]
             for context, mean in zip(contexts, means, strict=True)
         ]
-        gathered = gather_contents(axis_name, resent)
+        gathered = gather_contents(resent, axis_name)
         results = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)

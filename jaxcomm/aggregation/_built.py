@@ -16,11 +16,11 @@ from jaxcomm.aggregation._exchange import Exchange, all_finite, everywhere
 
 @checked()
 def aggregator(
-    axis_name: AxisName,
     exchange: Callable[[list[jax.Array]], list[jax.Array]],
     *,
     weighted: bool = True,
     bucket_bytes: int = _units.BUCKET_BYTES,
+    axis_name: AxisName = "data",
 ) -> Aggregator:
     r"""Makes an aggregator without a codec from what workers exchange for a few arrays.
 
@@ -31,12 +31,12 @@ def aggregator(
     the plain mean becomes the weighted one.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       exchange: From the float32 arrays of this worker, in which leaves are concatenated, to as many
         arrays of the same shapes, equal on all workers bit for bit. Use the functions of
         :mod:`jaxcomm.collectives`, which work in every mode, or those of `jax.lax`.
       weighted: Whether `update` accepts `weight=`: not if the result is no mean.
       bucket_bytes: The maximum size of an array in bytes; a larger leaf is one array.
+      axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
       A stateless transformation to place before the optimizer.
@@ -53,7 +53,7 @@ def aggregator(
       ...         rows = [collectives.gather(x, axis_name) for x in arrays]
       ...         return [jnp.median(each, axis=0) for each in rows]
       ...
-      ...     return aggregation.aggregator(axis_name, exchange, weighted=False)
+      ...     return aggregation.aggregator(exchange, weighted=False, axis_name=axis_name)
       >>> tx = median()
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(average, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
@@ -93,9 +93,10 @@ def aggregator(
 @checked()
 @takes_options
 def coded_aggregator(
-    axis_name: AxisName,
     codec: Codec,
     exchange: Exchange,
+    *,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> Aggregator:
     r"""Makes an aggregator from a codec and an exchange of what it encodes.
@@ -107,10 +108,10 @@ def coded_aggregator(
     no memory changes. It sends what `exchange` sends.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: The codec that supplies the memory, `finalize` and `diagnose` of a unit.
       exchange: `[Part] -> Exchanged`: measures and encodes each :class:`Part`, sends the payloads,
         and sets `memory` and `mean` of the part.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -127,7 +128,7 @@ def coded_aggregator(
       >>> codec = cast("bfloat16")
       >>> def exchange(parts):  # The payload of the first worker, for all.
       ...     payloads = [part.codec.encode(part.context, part.x)[0] for part in parts]
-      ...     received = collectives.gather_contents("data", payloads)
+      ...     received = collectives.gather_contents(payloads, "data")
       ...     first = jax.tree.map(lambda x: x[0], received)
       ...     means = [
       ...         part._replace(
@@ -136,7 +137,7 @@ def coded_aggregator(
       ...         for part, p in zip(parts, first)
       ...     ]
       ...     return aggregation.Exchanged(means, jnp.array(True))
-      >>> tx = aggregation.coded_aggregator("data", codec, exchange)
+      >>> tx = aggregation.coded_aggregator(codec, exchange)
       >>> update = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(update, axis_name="data")(jnp.array([1.0, 2.0])))
       [1. 1.]

@@ -128,7 +128,7 @@ def delayed(
         require_last_stage(outer_axes, axes)
         _axis.require_local(updates, axes, extra_args.get("shard_axes", ()))
         # A state that `init` has just made is not typed as different by worker.
-        ring = _axis.local_params(_axis.own(state.own, axes), axes)
+        ring = _axis.local_params(_axis.own(state.own, axes), axis_name=axes)
         if (slots := len(ring["weight"])) != staleness:
             raise ValueError(
                 f"This state is of `delayed` with `staleness`={slots}, and not {staleness}: keep "

@@ -17,7 +17,7 @@ def _parts(shape: tuple[int, ...], granularity: Granularity) -> Parts:
 
 @names_itself
 def gradient_density(
-    updates: PyTree, axis_name: AxisName | None = None, *, granularity: Granularity = "row"
+    updates: PyTree, *, axis_name: AxisName | None = None, granularity: Granularity = "row"
 ) -> PyTree:
     r"""The fraction of nonzero rows in each leaf, on this worker or on any worker.
 
@@ -55,7 +55,7 @@ def gradient_density(
     parts = [_parts(x.shape, granularity) for x in leaves]
     bitmaps, split = to_vector([*map(_support.bitmap, leaves, parts)])
     if axis_name is not None:
-        bitmaps = or_reduce(bitmaps, axis_name)
+        bitmaps = or_reduce(bitmaps, axis_name=axis_name)
     counts = [_support.count(words).astype(jnp.float32) for words in split(bitmaps)]
     densities = [count / max(part.number, 1) for count, part in zip(counts, parts, strict=True)]
     return jax.tree.unflatten(treedef, densities)

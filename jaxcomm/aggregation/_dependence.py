@@ -47,8 +47,8 @@ def refuse(why: str) -> NoReturn:
     raise ValueError(
         "`tx` of `sharded_server` must be element-wise, since a worker has only its slice of each "
         f"gradient, parameter and state, but {why}. Keep such an optimizer whole on each worker: "
-        "`optax.chain(jaxcomm.two_stage_mean(axis_name, codec), tx)`. To clip the mean gradient "
-        "by its global norm, pass `max_norm` to `sharded_server`."
+        "`optax.chain(jaxcomm.two_stage_mean(codec), tx)`. To clip the mean gradient by its "
+        "global norm, pass `max_norm` to `sharded_server`."
     )
 
 

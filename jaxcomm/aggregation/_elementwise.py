@@ -133,7 +133,7 @@ def _trace(
     """The programs for these shapes, and the state; nothing is computed."""
 
     def vary(tree: PyTree) -> PyTree:
-        return _axis.local_params(tree, axis_name)
+        return _axis.local_params(tree, axis_name=axis_name)
 
     def init(params: PyTree) -> PyTree:
         return tx.init(vary(params))

@@ -49,7 +49,7 @@ def decoded_payloads(
 
 
 @names_itself
-def or_reduce(words: jax.Array, axis_name: AxisName = "data") -> jax.Array:
+def or_reduce(words: jax.Array, *, axis_name: AxisName = "data") -> jax.Array:
     r"""The bitwise OR over workers of packed words.
 
     .. math:: y = x_1 \mathbin{|} x_2 \mathbin{|} \dots \mathbin{|} x_n
@@ -105,7 +105,7 @@ LARGE_BY_GLOO = 2**22  # Coordinates; a copy of fewer takes less than a message.
 _ACROSS_WORKERS: dict[str, Callable[..., jax.Array]] = {
     "max": lax.pmax,
     "sum": lax.psum,
-    "or": or_reduce,
+    "or": lambda words, axis_name: or_reduce(words, axis_name=axis_name),
 }
 
 

@@ -170,12 +170,12 @@ def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool)
 @checked()
 @takes_options
 def lazy(
-    axis_name: AxisName = "data",
     codec: Codec | None = None,
     *,
     threshold: float = 1.0,
     memory: int = 10,
     max_skip: int = 100,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Lazily aggregated gradients: workers whose gradient has changed little skip the upload.
@@ -205,13 +205,13 @@ def lazy(
     workers upload: lazy uploads are for full or large batches.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec without memory whose relative squared error is at most 1/4, such as
         `blockwise(dither(bits=16), 64)` for up to 128 workers; with a `threshold` of 0, any
         contraction. Default: innovations are sent in float32.
       threshold: :math:`\xi`, a Python float of at least 0. With 0, all workers upload in each step.
       memory: :math:`D`, a Python int.
       max_skip: The number of steps in a row that a worker may skip, a Python int.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`. `diagnostics` also reports
         `uploads`, the fraction of workers that upload.
 

@@ -47,8 +47,8 @@ def _exchanged(
     workers = _axis.size(axis_name)
     rows = [_ROWS.apart(x, workers) for x in vectors]
     sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
-    received, weights = exchange_rows(axis_name, sent)
-    gathered = gather_contents(axis_name, [mean_of_rows(x, weights) for x in received])
+    received, weights = exchange_rows(sent, axis_name)
+    gathered = gather_contents([mean_of_rows(x, weights) for x in received], axis_name)
     return [_ROWS.together(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
 
 
@@ -170,7 +170,7 @@ def mean(
       [3. 3. 3.]
     """
     if wire_dtype is not None:
-        return two_stage_mean(axis_name, _wire_codec(wire_dtype, block_size))
+        return two_stage_mean(_wire_codec(wire_dtype, block_size), axis_name=axis_name)
 
     def init_fn(params: PyTree) -> optax.EmptyState:
         del params

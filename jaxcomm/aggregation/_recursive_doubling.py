@@ -60,8 +60,9 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
 @checked()
 @takes_options
 def recursive_doubling_mean(
-    axis_name: AxisName,
     codec_for: CodecFor,
+    *,
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Sums by recursive doubling: each round adds the sums of two workers and encodes again.
@@ -84,9 +85,9 @@ def recursive_doubling_mean(
     With :func:`jaxcomm.compression.feedback.error_feedback` nothing is lost.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec_for: A function from the maximum number of workers' updates in a sum to the codec that
         encodes the sum. The memory of the codec must be each worker's own.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -102,7 +103,7 @@ def recursive_doubling_mean(
       >>> from jaxcomm.aggregation import recursive_doubling_mean
       >>> from jaxcomm.compression.sparsifiers import nonzero
       >>> codec_for = lambda added: nonzero(density=min(added / 4, 1), granularity="element")
-      >>> tx = recursive_doubling_mean("data", codec_for)
+      >>> tx = recursive_doubling_mean(codec_for)
       >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> print(average(2 * jnp.eye(2, 4)))
       [[1. 1. 0. 0.]

@@ -80,14 +80,14 @@ def push_exactly(axis_name: AxisName, rows: PyTree, weight: jax.Array | None) ->
     if weight is not None:
         finite = jnp.isfinite(weight) & (finite | (weight == 0))
     each = lambda x: None if x is None else jnp.broadcast_to(x, (_axis.size(axis_name),))  # noqa: E731
-    received, flags, weights = exchange_rows(axis_name, (leaves, each(_flag(finite)), each(weight)))
+    received, flags, weights = exchange_rows((leaves, each(_flag(finite)), each(weight)), axis_name)
     means = [mean_of_rows(x, weights) for x in received]
     return Pushed(jax.tree.unflatten(treedef, means), jnp.all(flags == 0), [])
 
 
 def pull_exactly(axis_name: AxisName, slices: PyTree, finite: jax.Array) -> Pulled:
     """Sends this worker's slices to all workers in their dtypes."""
-    rows, flags = gather_contents(axis_name, (slices, _flag(finite)))
+    rows, flags = gather_contents((slices, _flag(finite)), axis_name)
     return Pulled(rows, jnp.all(flags == 0), [])
 
 
@@ -204,7 +204,7 @@ class CodedEnd:
         filled = [number for number, x in enumerate(arrays) if x.size]
         sent = [map_stack(split.units[i], send, 0, (1, 0))(contexts[i], arrays[i]) for i in filled]
         flags = jnp.broadcast_to(_flag(leaves_finite(arrays)), (workers,))
-        received, flags = exchange_rows(axis_name, ([content for content, _ in sent], flags))
+        received, flags = exchange_rows(([content for content, _ in sent], flags), axis_name)
         owned = partial(mean_of_owned, self.codec, me)
         means = [
             x[:, 0] if u.form == "stacked" else x[0]
@@ -241,7 +241,7 @@ class CodedEnd:
             contexts[i] = Context(context.coins, context.memory, shape=of_one)
             sent.append(map_stack(split.units[i], encode)(contexts[i], split.arrays[i]))
         gathered, flags = gather_contents(
-            axis_name, ([content for content, _ in sent], _flag(finite))
+            ([content for content, _ in sent], _flag(finite)), axis_name
         )
         workers = _axis.size(axis_name)
         rows = [jnp.zeros((workers, *x.shape), x.dtype) for x in split.arrays]

@@ -42,7 +42,7 @@ def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyT
                 return node
             ((workers, tree),) = node.per_worker.items()
             both = _axis.label((*workers.split(","), *axes))
-            return PerWorker({both: _axis.local_params(tree, axes)})
+            return PerWorker({both: _axis.local_params(tree, axis_name=axes)})
         where = jax.tree_util.keystr(path)
         if where in varying:
             return _axis.marked(node, axes)
@@ -132,7 +132,7 @@ def marked_as_updated(
             given = [updates] if isinstance(tx, Aggregator) and tx.kind == "gossip" else []
             found.append(differing(tx.update(updates, before, *given, shard_axes=axes)[1]))
 
-        jax.eval_shape(update, _axis.local_params(params, workers), state)
+        jax.eval_shape(update, _axis.local_params(params, axis_name=workers), state)
         return found[0]
 
     varying = differing(state)

@@ -33,8 +33,8 @@ def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
 @checked()
 def skip_nonfinite(
     tx: optax.GradientTransformation,
-    axis_name: AxisName = "data",
     *,
+    axis_name: AxisName = "data",
     max_consecutive_errors: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Skips a step on all workers if any worker has NaN or infinity in its gradient.

@@ -27,7 +27,7 @@ def _paths(state: PyTree) -> frozenset[str]:
 
 @checked()
 def sliced(
-    tx: optax.GradientTransformationExtraArgs, axis_name: AxisName
+    tx: optax.GradientTransformationExtraArgs, *, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shares the work of an aggregator between devices whose updates are equal.
 

@@ -166,11 +166,11 @@ def _resize_rows(cut: RowCut) -> ResizeUnit:
 @checked()
 @takes_options
 def two_stage_mean(
-    axis_name: AxisName,
     codec: Codec,
     *,
     mean_codec: Codec | None = None,
     ownership: RowOwnership = "block",
+    axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Encodes and exchanges rows, averages in float32, encodes the mean, and gathers it.
@@ -190,7 +190,6 @@ def two_stage_mean(
     :math:`\sum_t \bar x^t` differs from the sum of the means by the residuals of both stages.
 
     Args:
-      axis_name: The mesh axis, or axes, of the workers.
       codec: A codec that encodes rows, each with separate statistics. Its memory must be each
         worker's own.
       mean_codec: The codec of the mean of the row that a worker owns. Default: `codec`.
@@ -198,6 +197,7 @@ def two_stage_mean(
         coordinates. `"cyclic"`: worker k owns every n-th slice along the first axis, from slice k
         on. `"cyclic"` balances the bytes of workers if adjacent slices are similar, such as
         embeddings of frequent words.
+      axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
     Returns:
@@ -212,7 +212,7 @@ def two_stage_mean(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm.aggregation import two_stage_mean
       >>> from jaxcomm.compression.quantizers import dither
-      >>> tx = two_stage_mean("data", dither(levels=1))
+      >>> tx = two_stage_mean(dither(levels=1))
       >>> average = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
       >>> print(jax.jit(average)(jnp.array([[3.0, 0.0], [1.0, 5.0]])))
       [[2.  2.5]
@@ -236,7 +236,7 @@ def two_stage_mean(
             return content, (row, mean, memory)
 
         sent = [map_stack(part.unit, send, 0, (1, 0))(part.context, part.x) for part in parts]
-        received = exchange_rows(axis_name, [content for content, _ in sent])
+        received = exchange_rows([content for content, _ in sent], axis_name)
         owned = functools.partial(mean_of_owned, row_codec, me)
         means = [
             map_stack(part.unit, owned, (0, 1))(row, content)
@@ -247,7 +247,7 @@ def two_stage_mean(
             map_stack(part.unit, encode_mean)(mean, x)
             for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
         ]
-        gathered = gather_contents(axis_name, [content for content, _ in resent])
+        gathered = gather_contents([content for content, _ in resent], axis_name)
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
             return split.together(decode_rows(own_codec, mean, content), context.shape)

@@ -73,7 +73,7 @@ def warmup(
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> from jaxcomm.compression.feedback import error_feedback
       >>> from jaxcomm.compression.sparsifiers import top_k
-      >>> stages = [jaxcomm.all_gather_mean("data", error_feedback(top_k(k=k))) for k in (2, 1)]
+      >>> stages = [jaxcomm.all_gather_mean(error_feedback(top_k(k=k))) for k in (2, 1)]
       >>> tx = jaxcomm.warmup(stages, every=1)
       >>> def two_steps(g):
       ...     first, state = tx.update(g, tx.init(g))

@@ -52,7 +52,7 @@ class _Level:
     def gather(self, slices: PyTree, key: Any) -> PyTree:
         """The slices of all workers over the axis, on a new leading dimension of each leaf."""
         if self.pull is None:
-            return gather_contents(self.axis_name, slices)
+            return gather_contents(slices, self.axis_name)
         coins, memory = self._coins(self.pull, slices, key, 0), _stateless(self.pull, slices)
         pulled = self.pull.pull(self.axis_name, slices, coins, memory, leaves_finite(slices))
         return jax.tree.map(lambda x: jnp.where(pulled.finite, x, jnp.nan), pulled.rows)
@@ -178,8 +178,8 @@ def _parted(whole: jax.Array, sizes: tuple[int, ...], dimension: int) -> jax.Arr
 @checked()
 def weight_gather(
     specs: PyTree,
-    axis_name: AxisName = "data",
     *,
+    axis_name: AxisName = "data",
     push: Codecs = None,
     pull: Codecs = None,
     scope: Scope | None = None,
@@ -253,7 +253,7 @@ def weight_gather(
             for level in levels:
                 rows = level.gather(rows, key)
             whole = [_joined(x, len(levels), d) for x, d in zip(rows, dimensions, strict=True)]
-            return [*_axis.local_params(whole, axis_name)]
+            return [*_axis.local_params(whole, axis_name=axis_name)]
 
         def scattered(rows: list[jax.Array], key: Any) -> list[jax.Array]:
             for level in reversed(levels):
@@ -328,7 +328,7 @@ def averaged(leaves: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
     average = mean(axis_name)
 
     def local(leaves: list[jax.Array]) -> list[jax.Array]:
-        return [*_axis.local_params(leaves, axis_name)]
+        return [*_axis.local_params(leaves, axis_name=axis_name)]
 
     def backward(_: None, gradients: list[jax.Array]) -> tuple[list[jax.Array]]:
         return (_only_once(lambda each: average.update(each, average.init(each))[0])(gradients),)

@@ -45,25 +45,27 @@ def cut(length: int, chunk: int) -> tuple[int, int]:
     return count, max(math.ceil(length / count), 1)
 
 
-def cosine(codec: Codec, chunk: int = 64) -> Codec:
+def cosine(codec: Codec, block_size: int = 64) -> Codec:
     r"""Encodes the cosine transform of each chunk of a leaf by `codec`.
 
     .. math:: Q_C(X) = C^T Q(C X C^T) C \quad \text{for each chunk } X
 
     with the orthonormal DCT-II :math:`C`. Neighbors in a matrix that change together become few
     large coefficients. Unlike :func:`jaxcomm.compression.rotated`, the transform is the same in all
-    steps. It takes two products with a matrix of `chunk` rows, and preserves the sum of squares.
+    steps. It takes two products with a matrix of `block_size` rows, and preserves the sum of
+    squares.
 
-    A leaf of one axis is cut into chunks of up to `chunk` coordinates, which are transformed along
-    this axis. Any other leaf is a matrix: its last axis is the columns, the other axes together are
-    the rows. It is cut into chunks of up to `chunk` by `chunk`, which are transformed along both.
+    A leaf of one axis is cut into chunks of up to `block_size` coordinates, which are transformed
+    along this axis. Any other leaf is a matrix: its last axis is the columns, the other axes
+    together are the rows. It is cut into square chunks of up to `block_size` rows, which are
+    transformed along both.
     Chunks of an axis have equal lengths; if its length is not divisible, it is padded with fewer
     zeros than there are chunks, whose coefficients are sent too.
 
     Args:
       codec: A codec without memory; it encodes the coefficients of each chunk separately, as
         :func:`jaxcomm.compression.blockwise` does.
-      chunk: The largest length of a chunk, a Python int from 1 to 256.
+      block_size: The largest length of a chunk, a Python int from 1 to 256.
 
     Returns:
       A codec with the statistics, payload and `combine` of `codec`, for each chunk. It states the
@@ -71,8 +73,8 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
       the largest. The l2 norm of a chunk must be below the largest float32.
 
     Raises:
-      ValueError: If `chunk` is out of range, or, in `init`, if the codec has memory: the feedback
-        goes outside, `error_feedback(cosine(codec))`.
+      ValueError: If `block_size` is out of range, or, in `init`, if the codec has memory: the
+        feedback goes outside, `error_feedback(cosine(codec))`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -90,13 +92,13 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
       Ahmed et al., `Discrete Cosine Transform <https://doi.org/10.1109/T-C.1974.223784>`_, 1974.
     """
     require_codec(codec, user="cosine")
-    require_count("chunk", chunk, 1)
-    if chunk > MOST:
-        raise ValueError(f"`chunk` must be at most {MOST}, got {chunk}.")
+    require_count("block_size", block_size, 1)
+    if block_size > MOST:
+        raise ValueError(f"`block_size` must be at most {MOST}, got {block_size}.")
 
     def cuts(shape: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
         rows, columns = matrix_shape(shape)
-        return cut(rows, chunk), cut(columns, chunk)
+        return cut(rows, block_size), cut(columns, block_size)
 
     @functools.cache
     def of_chunks(size: int) -> Codec:
@@ -170,7 +172,7 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
             assert bound is not None
             return choose(bound(size, workers) for size in range(1, most + 1))
 
-        return bound and (lambda size, workers: of_all(min(size, chunk**2), workers))
+        return bound and (lambda size, workers: of_all(min(size, block_size**2), workers))
 
     return codec.replace(
         init=init,
@@ -184,7 +186,7 @@ def cosine(codec: Codec, chunk: int = 64) -> Codec:
         ),
         scope="leaf",
         layout="concatenated",
-        drop_overflow=codec.drop_overflow and cosine(codec.drop_overflow, chunk),
+        drop_overflow=codec.drop_overflow and cosine(codec.drop_overflow, block_size),
         fast=Fast(
             mapped=Mapped(of_coefficients, within, back, entries if codec.fast.entries else None)
         ),

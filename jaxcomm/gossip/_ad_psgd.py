@@ -98,4 +98,6 @@ def ad_psgd(
         differences, disagreement = mixing_step.weighted_differences(x)
         return Mixed([a + b for a, b in zip(due, differences, strict=True)], later, disagreement)
 
-    return gossiped(mixing, axis_name, start, method, seed=seed, key=key, diagnostics=diagnostics)
+    return gossiped(
+        mixing, start, method, seed=seed, key=key, diagnostics=diagnostics, axis_name=axis_name
+    )

@@ -217,7 +217,6 @@ def choco_sgd(
 
     return gossiped(
         mixing,
-        axis_name,
         start,
         per_neighbor_method if per_neighbor else shared_method,
         average=average_per_neighbor if per_neighbor else average_shared,
@@ -225,4 +224,5 @@ def choco_sgd(
         key=key,
         diagnostics=diagnostics,
         in_pairs=per_neighbor,
+        axis_name=axis_name,
     )

@@ -76,7 +76,7 @@ def d2(
         after = [_compensated_add(*pair, d) for pair, d in zip(memory, differences, strict=True)]
         return Mixed([b + c for b, (c, _) in zip(steps, after, strict=True)], after, disagreement)
 
-    return gossiped(mixing, axis_name, start, method, diagnostics=diagnostics)
+    return gossiped(mixing, start, method, diagnostics=diagnostics, axis_name=axis_name)
 
 
 def _compensated_add(

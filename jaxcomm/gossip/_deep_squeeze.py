@@ -104,11 +104,11 @@ def deep_squeeze(
 
     return gossiped(
         mixing,
-        axis_name,
         start,
         method,
         average=average,
         seed=seed,
         key=key,
         diagnostics=diagnostics,
+        axis_name=axis_name,
     )

@@ -109,7 +109,13 @@ def dpsgd(
         return Mixed(changes, memory, disagreement)
 
     return gossiped(
-        mixing, axis_name, lambda units: (), method, seed=seed, key=key, diagnostics=diagnostics
+        mixing,
+        lambda units: (),
+        method,
+        seed=seed,
+        key=key,
+        diagnostics=diagnostics,
+        axis_name=axis_name,
     )
 
 

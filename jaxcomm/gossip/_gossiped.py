@@ -100,10 +100,10 @@ def _dtypes(params: PyTree) -> tuple[Any, Any]:
 
 def gossiped(
     mixing: Mixing,
-    axis_name: AxisName,
     start: Callable[[list[jax.Array]], PyTree],
     method: Method,
     *,
+    axis_name: AxisName = "data",
     average: Average = plain_average,
     seed: int = 0,
     key: jax.Array | None = None,
@@ -148,9 +148,7 @@ def gossiped(
       ...     changes = [a + b for a, b in zip(steps, differences)]
       ...     return gossip.Mixed(changes, memory, disagreement)
       >>> mixing = gossip.to_mixing(gossip.ring(8))
-      >>> tx = optax.chain(
-      ...     optax.sgd(0.1), gossip.gossiped(mixing, "data", lambda units: (), method)
-      ... )
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.gossiped(mixing, lambda units: (), method))
     """
     if not isinstance(diagnostics, bool):
         raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")

@@ -160,7 +160,6 @@ def noloco(
 
     return gossiped(
         _every(symmetric, period),
-        axis_name,
         start,
         method,
         average=average,
@@ -168,4 +167,5 @@ def noloco(
         key=key,
         diagnostics=diagnostics,
         weighs_steps=False,
+        axis_name=axis_name,
     )

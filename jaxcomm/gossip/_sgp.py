@@ -119,11 +119,11 @@ def sgp(
 
     return gossiped(
         mixing,
-        axis_name,
         start,
         method,
         average=average,
         seed=seed,
         key=key,
         diagnostics=diagnostics,
+        axis_name=axis_name,
     )

@@ -19,7 +19,7 @@ from jaxcomm.launch._environment import (
 from jaxcomm.launch._errors import LaunchError, shown
 from jaxcomm.launch._options import LaunchOptions, parse
 from jaxcomm.launch._processes import ProcessGroup
-from jaxcomm.launch._restarts import Plan
+from jaxcomm.launch._restarts import Restarts
 from jaxcomm.launch._run_directory import RUN_DIRECTORY, RunDirectory, run_directory
 from jaxcomm.launch._start_watch import StartWatch
 
@@ -78,7 +78,7 @@ def _supervise(
 ) -> int:
     """Starts the processes, and starts them again while the plan says so."""
     command = [sys.executable, *options.command]
-    plan = Plan(options, directory)
+    plan = Restarts(options, directory)
     while True:
         directory.forget_start()
         own = {RUN_DIRECTORY: str(directory.path)}

@@ -15,7 +15,7 @@ MOST_FAILED_STARTS = 2
 PREEMPTED_CODE = 128 + signal.SIGTERM
 
 
-class Plan:
+class Restarts:
     """The slots of the next start, and whether there is one.
 
     A slot is a place for a process: its number selects the devices.

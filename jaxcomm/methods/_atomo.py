@@ -68,4 +68,4 @@ def atomo(
     size. Entry-wise ATOMO is :func:`jaxcomm.compression.sparsifiers.wangni`.
     """
     require_leaves(options)
-    return all_gather_mean(axis_name, spectral_sampling(rank), **options)
+    return all_gather_mean(spectral_sampling(rank), axis_name=axis_name, **options)

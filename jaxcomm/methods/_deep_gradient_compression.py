@@ -110,10 +110,10 @@ def deep_gradient_compression(
     def stage(ratio: float) -> optax.GradientTransformationExtraArgs:
         codec = error_feedback(top_k(ratio=ratio, sample_ratio=sample_ratio))
         return all_gather_mean(
-            axis_name,
             momentum_correction(
                 codec, momentum, nesterov=nesterov, momentum_masking=momentum_masking
             ),
+            axis_name=axis_name,
             **options,
         )
 

@@ -31,7 +31,7 @@ def demo(
     axis_name: AxisName = "data",
     *,
     k: int = 32,
-    chunk: int = 64,
+    block_size: int = 64,
     momentum: float = 0.999,
     signs: bool = False,
     value_dtype: Any = "float32",
@@ -56,7 +56,7 @@ def demo(
     Args:
       axis_name: The mesh axis, or axes, of the workers.
       k: The number of coefficients of each chunk, a Python int; all, if a chunk has fewer.
-      chunk: The largest length of a chunk, along each axis; a Python int from 1 to 256.
+      block_size: The largest length of a chunk, along each axis; a Python int from 1 to 256.
       momentum: :math:`\beta` in (0, 1].
       signs: Whether the update is the signs of the mean, as in the experiments of the paper. The
         momenta do not change.
@@ -87,8 +87,9 @@ def demo(
 
     Differs from the paper: gradients are not multiplied by the learning rate before they enter the
     momentum. A coefficient is divided by all workers; the released code divides by those that sent
-    it. Chunks have equal lengths of at most `chunk`, with a few zeros of padding; the code uses the
-    largest divisor, which may be 1. Leaves of more than two axes are matrices of their last axis.
+    it. Chunks have equal lengths of at most `block_size`, with a few zeros of padding; the code
+    uses the largest divisor, which may be 1. Leaves of more than two axes are matrices of their
+    last axis.
     """
     if not isinstance(signs, bool):
         raise ValueError(f"`signs` must be True or False, got {signs!r}.")
@@ -99,6 +100,8 @@ def demo(
             f"`scope` of `demo` must be 'leaf', got {options['scope']!r}: a bucket is a vector, "
             "which has no chunks of two axes."
         )
-    compressed = cosine(sparsifiers.top_k(k=k, value_dtype=value_dtype), chunk)
+    compressed = cosine(sparsifiers.top_k(k=k, value_dtype=value_dtype), block_size)
     codec = error_feedback(compressed, decay=momentum)
-    return all_gather_mean(axis_name, _signs_of_mean(codec) if signs else codec, **options)
+    return all_gather_mean(
+        _signs_of_mean(codec) if signs else codec, axis_name=axis_name, **options
+    )

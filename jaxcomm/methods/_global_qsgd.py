@@ -112,14 +112,14 @@ def global_qsgd(
         raise ValueError(f"`reduce` must be one of {[None, *_AGGREGATORS]}, got {reduce!r}.")
     if dithering == "uniform":
         return _AGGREGATORS[reduce or "sum"](
-            axis_name, dither(levels=levels, bits=bits, norm=norm), **options
+            dither(levels=levels, bits=bits, norm=norm), axis_name=axis_name, **options
         )
     if levels is not None or bits not in (None, 8) or norm != "max":
         raise ValueError(
             "`dithering`='exponential' accepts no `levels`, only 8 `bits` and the max `norm`, got "
             f"{levels=}, {bits=}, {norm=}. Use `dithering`='uniform' for other levels."
         )
-    return _AGGREGATORS[reduce or "tree"](axis_name, exponential_dither(), **options)
+    return _AGGREGATORS[reduce or "tree"](exponential_dither(), axis_name=axis_name, **options)
 
 
 @checked()
@@ -174,8 +174,8 @@ def qsgd(
     coordinates.
     """
     return all_gather_mean(
-        axis_name,
         dither(levels=levels, bits=bits, norm=norm),
+        axis_name=axis_name,
         **options,
     )
 
@@ -237,8 +237,8 @@ def sparse_global_qsgd(
     Differs from the paper: the capacity is fixed at trace time, as XLA requires.
     """
     return all_gather_mean(
-        axis_name,
         sparse_dither(levels=levels, capacity=capacity, norm=norm, overflow=overflow),
         share_statistics=True,
+        axis_name=axis_name,
         **options,
     )

@@ -24,7 +24,7 @@ def natural_compression(
 
     A worker sends :math:`n - 1` times 9 bits per coordinate, and 4 bytes for a flag that reports
     non-finite updates. From 8 workers on this is more than a float32 all-reduce.
-    `jaxcomm.two_stage_mean(axis_name, natural())`, with `natural` of
+    `jaxcomm.two_stage_mean(natural(), axis_name=axis_name)`, with `natural` of
     `jaxcomm.compression.quantizers`, rounds twice and sends :math:`\tfrac{9}{4} d (n-1)/n` bytes
     for any number of workers. :func:`global_qsgd` with `dithering="exponential"` applies the same
     rounding relative to a norm, in 8 bits.
@@ -55,4 +55,4 @@ def natural_compression(
 
     Differs from the paper: there is no server, which would round the mean again.
     """
-    return all_gather_mean(axis_name, natural(), **options)
+    return all_gather_mean(natural(), axis_name=axis_name, **options)

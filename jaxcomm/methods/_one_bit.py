@@ -73,7 +73,7 @@ def one_bit_sgd(
             "bucket's error bound."
         )
     return all_gather_mean(
-        axis_name,
         error_feedback(one_bit(), decay=decay, residual_dtype=residual_dtype),
+        axis_name=axis_name,
         **options,
     )

@@ -87,11 +87,11 @@ def parallax(
         return jax.tree.map(lambda is_sparse: "sparse" if is_sparse else "dense", mask)
 
     servers = two_stage_mean(
-        axis_name,
         rows_of(density),
         mean_codec=rows_of(union_density),
         ownership="cyclic",
         scope="leaf",
         diagnostics=diagnostics,
+        axis_name=axis_name,
     )
     return optax.partition({"sparse": servers, "dense": mean(axis_name)}, labels)

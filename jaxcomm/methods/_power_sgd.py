@@ -120,7 +120,7 @@ def power_sgd(
 
     def aggregator(codec: Codec) -> optax.GradientTransformationExtraArgs:
         feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
-        return all_reduce_mean(axis_name, feedback, **options)
+        return all_reduce_mean(feedback, axis_name=axis_name, **options)
 
     if not alternate:
         if factor_codec is not None:

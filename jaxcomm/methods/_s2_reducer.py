@@ -142,4 +142,4 @@ def s2_reducer(
         overflow=overflow,
     )
     leaf_options: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
-    return all_reduce_mean(axis_name, codec, **leaf_options)
+    return all_reduce_mean(codec, axis_name=axis_name, **leaf_options)

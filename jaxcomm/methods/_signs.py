@@ -160,7 +160,7 @@ def ef_sign_sgd(
             "voids each bucket's error bound."
         )
     return all_gather_mean(
-        axis_name,
         error_feedback(scaled_signs(), decay=decay, residual_dtype=residual_dtype),
+        axis_name=axis_name,
         **options,
     )

@@ -84,4 +84,4 @@ def sparcml(
         return error_feedback(codec) if capacity < 1 else codec.drop_overflow or codec
 
     leaf_options: AggregatorOptions = {**options, "scope": options.get("scope") or "leaf"}
-    return recursive_doubling_mean(axis_name, codec_for, **leaf_options)
+    return recursive_doubling_mean(codec_for, axis_name=axis_name, **leaf_options)

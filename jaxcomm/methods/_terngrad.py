@@ -73,4 +73,4 @@ def terngrad(
     """
     if scale not in _AGGREGATORS:
         raise ValueError(f"`scale` must be one of {[*_AGGREGATORS]}, got {scale!r}.")
-    return _AGGREGATORS[scale](axis_name, ternary(clip=clip), **options)
+    return _AGGREGATORS[scale](ternary(clip=clip), axis_name=axis_name, **options)

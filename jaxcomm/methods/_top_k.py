@@ -69,4 +69,4 @@ def top_k_sgd(
     """
     codec = sparsifiers.top_k(ratio=ratio, k=k, value_dtype=value_dtype)
     feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)
-    return all_gather_mean(axis_name, feedback, **options)
+    return all_gather_mean(feedback, axis_name=axis_name, **options)

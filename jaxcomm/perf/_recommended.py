@@ -110,9 +110,9 @@ RECOMMENDED: tuple[Method, ...] = (
         timed=_field_of,
     ),
     Method(
-        "jaxcomm.two_stage_mean({axis}, jaxcomm.compression.blockwise("
-        f"jaxcomm.quantizers.dither(bits=4), {BLOCK}))",
-        lambda axis: aggregation.two_stage_mean(axis, blockwise(dither(bits=4), BLOCK)),
+        "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
+        f"jaxcomm.quantizers.dither(bits=4), {BLOCK}), axis_name={{axis}})",
+        lambda axis: aggregation.two_stage_mean(blockwise(dither(bits=4), BLOCK), axis_name=axis),
         _twice,
         1.2,
         "small: unbiased, 4 bits; the steps are an assumption",

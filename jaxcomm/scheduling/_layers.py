@@ -36,10 +36,10 @@ class _Hook:
 
         @jax.custom_vjp
         def local(params: PyTree, carried: PyTree) -> PyTree:
-            return _axis.local_params(params, axes)
+            return _axis.local_params(params, axis_name=axes)
 
         def forward(params: PyTree, carried: PyTree) -> tuple[PyTree, Any]:
-            return _axis.local_params(params, axes), (params, carried)
+            return _axis.local_params(params, axis_name=axes), (params, carried)
 
         def backward(residuals: Any, gradient: PyTree) -> tuple[PyTree, PyTree]:
             params, carried = residuals

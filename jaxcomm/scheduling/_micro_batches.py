@@ -62,14 +62,16 @@ def run_in_parts(backward: Backward, parts: int, with_hooks: Callable[[PyTree], 
             "would change the state that the next one reads."
         )
     rows = _split(backward.batch, parts)
-    local = _axis.local_params(backward.params, backward.axes)
+    local = _axis.local_params(backward.params, axis_name=backward.axes)
 
     def body(sums: PyTree, part: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         number, batch = part
         value, gradient = backward.evaluate(local, batch, number)
         return jax.tree.map(jnp.add, sums, gradient), value
 
-    zeros = _axis.local_params(jax.tree.map(jnp.zeros_like, backward.params), backward.axes)
+    zeros = _axis.local_params(
+        jax.tree.map(jnp.zeros_like, backward.params), axis_name=backward.axes
+    )
     earlier = (jnp.arange(parts - 1), jax.tree.map(lambda x: x[:-1], rows))
     sums, values = lax.scan(body, zeros, earlier)
     last = jax.tree.map(lambda x: x[-1], rows)

@@ -183,7 +183,7 @@ def wait_free(
         aggregate_of_each = [partial(aggregate, one) for one in aggregator_of_each(held.parts)]
         earlier: list[PyTree] = [None] * len(held.parts)
         if backward is not None:
-            parts = divided(_axis.local_params(params, backward.axes)).parts
+            parts = divided(_axis.local_params(params, axis_name=backward.axes)).parts
 
             def with_hooks(sums: PyTree) -> PyTree:
                 if sums is not None:

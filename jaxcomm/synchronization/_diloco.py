@@ -14,8 +14,8 @@ def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
     period: Period,
-    aggregator: optax.GradientTransformation | None = None,
     *,
+    aggregator: optax.GradientTransformation | None = None,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Two optimizers (DiLoCo): an inner one per worker, and an outer one on the mean displacement.
@@ -57,5 +57,6 @@ def diloco(
     require_transformation(inner, "inner")
     require_transformation(outer, "outer")
     return optax.chain(
-        per_worker(inner, axis_name), average_every(period, outer, aggregator, axis_name)
+        per_worker(inner, axis_name=axis_name),
+        average_every(period, outer, aggregator=aggregator, axis_name=axis_name),
     )

@@ -56,8 +56,8 @@ def eager_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
     period: Period,
-    aggregator: optax.GradientTransformation | None = None,
     *,
+    aggregator: optax.GradientTransformation | None = None,
     eager: bool = True,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -215,5 +215,5 @@ def eager_diloco(
         return collective_cond(due, exchange, lambda _: (updates, local))
 
     return optax.chain(
-        per_worker(inner, axis_name), Aggregator(init_fn, update_fn, axis_name, "local")
+        per_worker(inner, axis_name=axis_name), Aggregator(init_fn, update_fn, axis_name, "local")
     )

@@ -77,6 +77,7 @@ def require_aggregator(
 def average_every(
     period: Period,
     outer: optax.GradientTransformation,
+    *,
     aggregator: optax.GradientTransformation | None = None,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:

@@ -15,8 +15,8 @@ from jaxcomm.synchronization._require import require_int
 @names_itself
 def local_sgd(
     period: Period,
-    aggregator: optax.GradientTransformation | None = None,
     *,
+    aggregator: optax.GradientTransformation | None = None,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Local SGD: workers take local steps and average every H steps.
@@ -81,7 +81,7 @@ def local_sgd(
       2018. Lin et al., `Don't Use Large Mini-Batches, Use Local SGD
       <https://arxiv.org/abs/1808.07217>`_, 2018.
     """
-    return average_every(period, optax.sgd(1.0), aggregator, axis_name)
+    return average_every(period, optax.sgd(1.0), aggregator=aggregator, axis_name=axis_name)
 
 
 def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:

@@ -43,7 +43,7 @@ class PrSgdState(NamedTuple):
 
 @names_itself
 def pr_sgd(
-    optimizer: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
+    inner: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
     r"""Parallel restarted SGD: local steps, with periodic averages of parameters *and* momentum.
 
@@ -57,7 +57,7 @@ def pr_sgd(
     :func:`local_sgd`.
 
     Args:
-      optimizer: Any optax optimizer. All floating-point arrays of its state are averaged.
+      inner: Any optax optimizer. All floating-point arrays of its state are averaged.
       period: H, an int of at least 1, or a schedule: a function of the number of steps so far,
         int32[].
       axis_name: The mesh axis, or axes, of the workers.
@@ -69,7 +69,7 @@ def pr_sgd(
       work as in :func:`local_sgd`, and apply to the momentum too.
 
     Raises:
-      ValueError: If `period` is not a positive int or schedule, or `optimizer` is not an optax
+      ValueError: If `period` is not a positive int or schedule, or `inner` is not an optax
         transformation. In `update`, as :func:`local_sgd` does.
 
     Example:
@@ -81,8 +81,8 @@ def pr_sgd(
       Yu, Jin, Yang, `On the Linear Speedup Analysis of Communication Efficient Momentum SGD
       <https://arxiv.org/abs/1905.03817>`_, 2019.
     """
-    require_transformation(optimizer, "optimizer")
-    local_optimizer, period_at = per_worker(optimizer, axis_name), period_of(period)
+    require_transformation(inner, "inner")
+    local_optimizer, period_at = per_worker(inner, axis_name=axis_name), period_of(period)
     exact = optax.with_extra_args_support(mean(axis_name))
     outer = optax.with_extra_args_support(optax.sgd(1.0))
 

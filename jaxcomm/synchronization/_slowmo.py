@@ -58,4 +58,4 @@ def slowmo(
         optax.trace(momentum),
         optax.scale_by_schedule(lambda count: -slow_learning_rate * rate(count)),
     )
-    return average_every(period, slow, aggregator, axis_name)
+    return average_every(period, slow, aggregator=aggregator, axis_name=axis_name)

@@ -70,6 +70,6 @@ def sparseloco(
         inner,
         optax.sgd(learning_rate),
         period,
-        all_gather_mean(axis_name, codec),
+        aggregator=all_gather_mean(codec, axis_name=axis_name),
         axis_name=axis_name,
     )

@@ -250,7 +250,7 @@ def streaming_diloco(
         report = {"skipped_steps": skipped_steps, "skipped_exchanges": failed}
         return joined(changes), StreamingState(counted.step, done, after, report)
 
-    local_inner = per_worker(inner, axis_name)
+    local_inner = per_worker(inner, axis_name=axis_name)
     whole = optax.chain(local_inner, Aggregator(init_fn, update_fn, axis_name, "local"))
     local = optax.chain(local_inner, optax.GradientTransformationExtraArgs(init_counted, count))
     parts = Streaming(schedule, local, fragments_of, exchange, mixed)

@@ -180,7 +180,7 @@ def weighted_average(
         participates, jnp.maximum(steps.skipped_steps, jnp.where(finite, 0.0, 1.0)), 0
     )
     both = local_weight, skipped_steps.astype(local_weight.dtype)
-    local = _axis.local_params(both, axis_name)
+    local = _axis.local_params(both, axis_name=axis_name)
     # Beside sharded parameters, an array might be sharded too, for all that the types say.
     total, skipped_by_all = lax.psum(jnp.stack(local) if is_all_manual() else local, axis_name)
     extra = {**extra_args, "weight": local_weight} if weighted else extra_args

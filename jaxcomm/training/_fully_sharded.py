@@ -181,7 +181,7 @@ def fully_sharded_value_and_grad(
             "have no effect here: pass it to the `jaxcomm.aggregation.weight_gather` of the loss."
         )
     gathered = weight_gather(
-        specs, axis_name, push=push, pull=pull, scope=scope, bucket_bytes=bucket_bytes
+        specs, axis_name=axis_name, push=push, pull=pull, scope=scope, bucket_bytes=bucket_bytes
     )
 
     def local(slices: PyTree, batch: PyTree, key: jax.Array | None, shared: PyTree) -> Any:

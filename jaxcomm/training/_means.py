@@ -131,7 +131,7 @@ def over_devices(
     average = mean(inner)
     means, others = apart(values)
     means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
-    per_device = _axis.local_params((means, gradient), inner)
+    per_device = _axis.local_params((means, gradient), axis_name=inner)
     state = average.init(per_device)
     (means, gradient), _ = average.update(per_device, state, weight=weight, outer_axes=names)
     values = together(means, over_axes(others, inner))

@@ -28,7 +28,7 @@ def predicted(slow: dict[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("slow", PLANS, ids=str)
 def test_predicted_bytes_are_those_of_the_program(slow: dict[int, int]) -> None:
     updates = jnp.ones((WORKERS, SIZE))
-    tx = budgeted_mean("data", bits, 8, slow=slow, mean_codec=bits(4))
+    tx = budgeted_mean(bits, 8, slow=slow, mean_codec=bits(4))
     arguments = updates, abstract(tx, updates, "checked"), jnp.ones(WORKERS)
     found = wire.account(aggregator(tx, WORKERS, "checked"), *arguments)
     sent, received = predicted(slow)
@@ -80,9 +80,7 @@ def test_the_rule() -> None:
 @pytest.mark.slow
 def test_the_plans_of_a_run() -> None:
     speeds = speeds_of_a_run()
-    tx = adaptive_budgets(
-        "data", bits, 8, PLANS, target_seconds=0.2, patience=3, mean_codec=bits(4)
-    )
+    tx = adaptive_budgets(bits, 8, PLANS, target_seconds=0.2, patience=3, mean_codec=bits(4))
 
     def worker(x: jax.Array, speeds: jax.Array) -> jax.Array:
         def step(state: object, speed: jax.Array) -> tuple[object, jax.Array]:
@@ -102,7 +100,7 @@ def test_the_plans_of_a_run() -> None:
 @pytest.mark.slow
 def test_on_a_mesh_each_plan_is_a_branch() -> None:
     tx, updates = (
-        adaptive_budgets("data", bits, 8, PLANS, target_seconds=0.25),
+        adaptive_budgets(bits, 8, PLANS, target_seconds=0.25),
         jnp.ones((WORKERS, SIZE)),
     )
     mesh = jax.make_mesh((WORKERS,), ("data",), devices=jax.devices()[:WORKERS])
@@ -137,13 +135,13 @@ def test_on_a_mesh_each_plan_is_a_branch() -> None:
 )
 def test_options_out_of_range(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        adaptive_budgets("data", bits, 8, **{"plans": PLANS, "target_seconds": 1.0} | arguments)
+        adaptive_budgets(bits, 8, **{"plans": PLANS, "target_seconds": 1.0} | arguments)
 
 
 @pytest.mark.slow
 def test_in_steps_with_the_speeds_of_all() -> None:
     aggregator = adaptive_budgets(
-        "data", bits, 8, PLANS[::2], target_seconds=0.2, patience=1, mean_codec=bits(4)
+        bits, 8, PLANS[::2], target_seconds=0.2, patience=1, mean_codec=bits(4)
     )
     tx, params = optax.chain(aggregator, optax.sgd(0.1)), jnp.zeros(SIZE)
     mesh = jax.make_mesh((WORKERS,), ("data",), devices=jax.devices()[:WORKERS])
@@ -162,7 +160,7 @@ def test_in_steps_with_the_speeds_of_all() -> None:
 
 @pytest.mark.parametrize("given", [None, jnp.ones(3)], ids=["missing", "vector"])
 def test_a_speed_is_needed(given: object) -> None:
-    tx = adaptive_budgets("data", bits, 8, PLANS, target_seconds=1.0)
+    tx = adaptive_budgets(bits, 8, PLANS, target_seconds=1.0)
     with pytest.raises(ValueError, match=r"needs `update\(..., seconds_per_byte=\)`: a scalar"):
         jax.vmap(lambda x: tx.update(x, tx.init(x), seconds_per_byte=given)[0], axis_name="data")(
             jnp.ones((4, 8))

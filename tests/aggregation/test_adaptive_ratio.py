@@ -19,7 +19,7 @@ PATIENCE = 6
 
 
 def adaptive(target: float, codec: Any = lambda r: top_k(ratio=r), **options: Any) -> Any:
-    return jaxcomm.adaptive_ratio("data", codec, RATIOS, target_error=target, **options)
+    return jaxcomm.adaptive_ratio(codec, RATIOS, target_error=target, **options)
 
 
 def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
@@ -127,7 +127,6 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
         return dither(bits=int(ratio))
 
     tx = jaxcomm.adaptive_ratio(
-        "data",
         of_levels,
         [4, 8, 16],
         target_error=1e-3,
@@ -156,9 +155,7 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
 )
 def test_bad_options(ratios: list, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        jaxcomm.adaptive_ratio(
-            "data", lambda r: top_k(ratio=r), ratios, **{"target_error": 0.5, **options}
-        )
+        jaxcomm.adaptive_ratio(lambda r: top_k(ratio=r), ratios, **{"target_error": 0.5, **options})
 
 
 def test_an_empty_tree() -> None:

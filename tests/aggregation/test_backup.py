@@ -132,7 +132,7 @@ def test_a_dropped_residual_is_not_lost(mode: str) -> None:
     """All updates and the residuals add up to the gradients of the workers that counted."""
     steps = 12
     given = np.random.default_rng(0).normal(size=(steps, WORKERS, 20)).astype(np.float32)
-    tx = spared(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=3))), times=TIMES)
+    tx = spared(jaxcomm.all_gather_mean(error_feedback(top_k(k=3))), times=TIMES)
     run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.asarray(given[0]), mode)
     total, kept = np.zeros(20), np.zeros((WORKERS, 20))
     for step, counts in enumerate(first_of(drawn(steps))):
@@ -164,9 +164,7 @@ def test_around_any_row_it_is_the_row_with_weights(case: Case) -> None:
 @pytest.mark.slow
 def test_with_a_clock_on_meshes_of_both_kinds() -> None:
     """The times of all workers are an extra argument of the step, as of a clock outside of it."""
-    tx = optax.chain(
-        spared(jaxcomm.all_reduce_mean("data", blockwise(dither(bits=8), 4))), optax.sgd(1.0)
-    )
+    tx = optax.chain(spared(jaxcomm.all_reduce_mean(blockwise(dither(bits=8), 4))), optax.sgd(1.0))
     batch = np.random.default_rng(0).normal(size=(WORKERS, 8)).astype(np.float32)
     devices, found = jax.devices()[:WORKERS], []
     kinds = (AxisType.Auto, AxisType.Explicit)

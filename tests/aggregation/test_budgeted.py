@@ -66,7 +66,7 @@ def test_every_row_reaches_its_owner_once(workers: int, slow: object) -> None:
 
 
 def test_the_bytes_of_each_worker() -> None:
-    tx = budgeted_mean("data", bits, 8, slow={1: 2}, mean_codec=bits(4))
+    tx = budgeted_mean(bits, 8, slow={1: 2}, mean_codec=bits(4))
     found = account(tx, normal())
     row = SIZE // 3
     fast, slow = row + 4, 4 * -(-row // 16) + 4  # Codes and a norm.
@@ -86,7 +86,7 @@ def test_the_bytes_of_each_worker() -> None:
         owner,
         owner,
     ]
-    equal = account(jaxcomm.two_stage_mean("data", bits(8), mean_codec=bits(4)), normal())
+    equal = account(jaxcomm.two_stage_mean(bits(8), mean_codec=bits(4)), normal())
     assert equal.bytes_sent(1) == equal.bytes_received(1) == equal.bytes_per_worker
     assert found.bytes_sent(1) < equal.bytes_sent(1)
     assert found.bytes_received(1) < equal.bytes_received(1)
@@ -95,12 +95,12 @@ def test_the_bytes_of_each_worker() -> None:
 def test_a_masked_message_does_not_shrink() -> None:
     """Why the budgets are permutations: a collective sends zeros as well."""
     full, masked = normal(), normal().at[:, 10:].set(0)
-    codec = jaxcomm.all_gather_mean("data", bits(8))
+    codec = jaxcomm.all_gather_mean(bits(8))
     assert account(codec, full).bytes_sent(0) == account(codec, masked).bytes_sent(0)
 
 
 def test_without_rounding_it_is_the_mean() -> None:
-    tx, given = budgeted_mean("data", exactly, 8, slow={0: 2, 3: 4}), gradients(5)
+    tx, given = budgeted_mean(exactly, 8, slow={0: 2, 3: 4}), gradients(5)
     for mode in "checked", "vmap":
         means = aggregate(tx, given, mode)
         for found, each in zip(jax.tree.leaves(means), jax.tree.leaves(given), strict=True):
@@ -111,7 +111,7 @@ def test_without_rounding_it_is_the_mean() -> None:
 def test_only_the_term_of_the_slow_worker_is_noisier() -> None:
     given = normal()
     x = np.asarray(given, np.float64)
-    tx = budgeted_mean("data", part, 1.0, slow={2: 0.25}, mean_codec=exactly(0))
+    tx = budgeted_mean(part, 1.0, slow={2: 0.25}, mean_codec=exactly(0))
     found = draws(tx, given, 2000)
     # The means of the draws are the mean; a quarter of the coordinates has three times its square.
     error = found.mean(axis=0) - x.mean(axis=0)
@@ -134,20 +134,20 @@ def test_only_the_term_of_the_slow_worker_is_noisier() -> None:
 )
 def test_options_out_of_range(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        budgeted_mean("data", bits, 8, **arguments)
+        budgeted_mean(bits, 8, **arguments)
 
 
 def test_codecs_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"`codec_for\(2\)` .* must be unbiased"):
-        budgeted_mean("data", lambda k: top_k(k=k), 2, slow={})
+        budgeted_mean(lambda k: top_k(k=k), 2, slow={})
     with pytest.raises(ValueError, match=r"`codec_for\(4\)` .* must have no memory"):
-        budgeted_mean("data", lambda k: error_feedback(dither(bits=k)), 4, slow={})
+        budgeted_mean(lambda k: error_feedback(dither(bits=k)), 4, slow={})
     with pytest.raises(ValueError, match="must be a function from a"):
-        budgeted_mean("data", dither(), 4, slow={})
+        budgeted_mean(dither(), 4, slow={})
 
 
 def test_a_worker_that_does_not_exist() -> None:
-    tx = budgeted_mean("data", bits, 8, slow={7: 2, -1: 2})
+    tx = budgeted_mean(bits, 8, slow={7: 2, -1: 2})
     with pytest.raises(ValueError, match=r"workers \[-1, 7\], but there are only 4: 0 to 3"):
         aggregate(tx, normal())
 
@@ -155,6 +155,6 @@ def test_a_worker_that_does_not_exist() -> None:
 @pytest.mark.slow
 def test_blocks_and_other_quantizers() -> None:
     codec_for = lambda levels: min_max_dither(levels=levels)  # noqa: E731
-    tx = budgeted_mean("data", codec_for, 256, slow={0: 2}, diagnostics=True)
+    tx = budgeted_mean(codec_for, 256, slow={0: 2}, diagnostics=True)
     found = draws(tx, normal(), 200)
     assert np.abs(found.mean(axis=0) - np.asarray(normal()).mean(axis=0)).max() < 0.3

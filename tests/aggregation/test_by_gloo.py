@@ -58,7 +58,7 @@ def _primitives(account: jaxcomm.wire.Account) -> list[str]:
     ("make", "dtype"),
     [
         pytest.param(lambda: jaxcomm.mean(wire_dtype=jnp.bfloat16), "float32", id="bfloat16"),
-        pytest.param(lambda: two_stage_mean("data", dither(bits=8)), "float32", id="8 bits"),
+        pytest.param(lambda: two_stage_mean(dither(bits=8)), "float32", id="8 bits"),
         pytest.param(jaxcomm.mean, "bfloat16", id="mean of bfloat16"),
     ],
 )

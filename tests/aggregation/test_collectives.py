@@ -25,12 +25,10 @@ METHODS: dict[str, tuple[Any, int]] = {
     "merged": (lambda scope: jaxcomm.global_qsgd(dithering="exponential", scope=scope), 3),
     "gathered": (lambda scope: jaxcomm.qsgd(scope=scope), 1),
     "gathered sparse": (
-        lambda scope: jaxcomm.all_gather_mean(
-            "data", error_feedback(top_k(ratio=0.1)), scope=scope
-        ),
+        lambda scope: jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.1)), scope=scope),
         1,
     ),
-    "two-stage": (lambda scope: jaxcomm.two_stage_mean("data", dither(bits=8), scope=scope), 3),
+    "two-stage": (lambda scope: jaxcomm.two_stage_mean(dither(bits=8), scope=scope), 3),
     # A bitmap is agreed in two collectives, the flag beside it in one.
     "bitmap": (
         lambda scope: jaxcomm.s2_reducer(density=0.5, sketch_ratio=2.0, granularity=2, scope=scope),

@@ -70,7 +70,7 @@ def test_two_delays_add_up() -> None:
 
 def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:
     """The residual is that of the same gradients, which come later."""
-    inner, updates = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2))), given()
+    inner, updates = jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), given()
     late, state = results_of(jaxcomm.delayed(inner, 2), updates)
     # The inner aggregator runs for the zeros of the first two steps as well.
     zeros = jax.tree.map(lambda x: jnp.concatenate([jnp.zeros_like(x[:2]), x[:-2]]), updates)
@@ -100,7 +100,7 @@ def test_a_weight_goes_with_its_gradient() -> None:
 @MODES
 def test_a_nan_is_seen_in_its_own_step_and_changes_nothing(mode: Mode) -> None:
     """Training then goes on as if this step had not been."""
-    tx = jaxcomm.delayed(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2))), 2)
+    tx = jaxcomm.delayed(jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), 2)
     run, updates = aggregator(tx, WORKERS, mode), {"wide": given()["wide"]}
     ones, state = np.ones(WORKERS, np.float32), initial(tx, at(updates, 0), mode)
     for step in range(4):

@@ -21,7 +21,7 @@ def test_each_and_all() -> None:
     given = {name: jnp.asarray(x, jnp.float32) for name, x in leaves.items()}
 
     def densities(x: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
-        return jaxcomm.gradient_density(x), jaxcomm.gradient_density(x, "data")
+        return jaxcomm.gradient_density(x), jaxcomm.gradient_density(x, axis_name="data")
 
     own, union = jax.jit(jax.vmap(densities, axis_name="data"))(given)
     touched = {
@@ -43,7 +43,7 @@ def test_it_sends_a_bit_a_row() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     part = jax.sharding.PartitionSpec
     density = jax.shard_map(
-        lambda x: jaxcomm.gradient_density(x, "data"),
+        lambda x: jaxcomm.gradient_density(x, axis_name="data"),
         mesh=mesh,
         in_specs=part("data"),
         out_specs=part(),

@@ -21,8 +21,8 @@ from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial,
 
 NAMES = {"compression_error", "density", "residual_norm"}
 BUILD = {
-    "summed": lambda **options: jaxcomm.all_reduce_mean("data", remainders(), **options),
-    "gathered": lambda **options: jaxcomm.all_gather_mean("data", remainders(), **options),
+    "summed": lambda **options: jaxcomm.all_reduce_mean(remainders(), **options),
+    "gathered": lambda **options: jaxcomm.all_gather_mean(remainders(), **options),
 }
 
 
@@ -101,7 +101,7 @@ def test_the_compiled_program_names_it() -> None:
 def test_own_error_of_each_worker() -> None:
     # One level of the largest magnitude: worker 0 is exact, worker 1 sends 0 or the norm.
     given = jnp.array([[4.0, -4.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
-    tx = jaxcomm.all_reduce_mean("data", dither(levels=1), diagnostics=True)
+    tx = jaxcomm.all_reduce_mean(dither(levels=1), diagnostics=True)
     run = aggregator(tx, 2, "vmap")
     _, state = run(given, initial(tx, given, "vmap"), jnp.ones(2))
     density = float(state.diagnostics["density"])
@@ -231,7 +231,7 @@ def test_errors_of_two_stages_are_averaged() -> None:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(x, errors={"lost": jnp.float32(0.25)})
 
-    tx = jaxcomm.two_stage_mean("data", dither(bits=8).replace(diagnose=diagnose), diagnostics=True)
+    tx = jaxcomm.two_stage_mean(dither(bits=8).replace(diagnose=diagnose), diagnostics=True)
     given = gradients(4)
     _, state = aggregator(tx, 4, "vmap")(given, initial(tx, given, "vmap"), jnp.ones(4))
     np.testing.assert_allclose(state.diagnostics["lost"], 0.25, rtol=1e-6)

@@ -60,7 +60,7 @@ CODECS = {
 )
 def test_gathered(name: str, mode: Mode) -> None:
     given = draw(4, 30)
-    total, memory = run(jaxcomm.all_gather_mean("data", error_feedback(CODECS[name])), given, mode)
+    total, memory = run(jaxcomm.all_gather_mean(error_feedback(CODECS[name])), given, mode)
     lacking = given.mean(axis=1).sum(axis=0) - total
     np.testing.assert_allclose(lacking, np.mean(memory.kept, axis=0), rtol=0, atol=2e-5)
     assert np.abs(lacking).max() > 1e-3
@@ -69,9 +69,7 @@ def test_gathered(name: str, mode: Mode) -> None:
 @IN_TWO_MODES
 def test_summed(mode: Mode) -> None:
     given = draw(4, 30)
-    total, memory = run(
-        jaxcomm.all_reduce_mean("data", error_feedback(dither(levels=15))), given, mode
-    )
+    total, memory = run(jaxcomm.all_reduce_mean(error_feedback(dither(levels=15))), given, mode)
     lacking = given.mean(axis=1).sum(axis=0) - total
     np.testing.assert_allclose(lacking, np.mean(memory.kept, axis=0), rtol=0, atol=2e-5)
     assert np.abs(lacking).max() > 1e-3
@@ -82,7 +80,7 @@ def test_weighted(mode: Mode) -> None:
     given, weights = draw(4, 30), np.random.default_rng(1).integers(0, 5, size=(STEPS, 4))
     weights[:, 0] += 1
     total, memory = run(
-        jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.1))), given, mode, weights
+        jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.1))), given, mode, weights
     )
     share = weights / weights.sum(axis=1, keepdims=True)
     lacking = np.einsum("ti,tid->d", share, given) - total
@@ -95,7 +93,7 @@ def test_weighted(mode: Mode) -> None:
 @pytest.mark.parametrize(("workers", "size"), [(3, 20), slow(8, 30), slow(8, 5)])
 def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:
     given = draw(workers, size)
-    tx = jaxcomm.two_stage_mean("data", error_feedback(top_k(ratio=0.3)))
+    tx = jaxcomm.two_stage_mean(error_feedback(top_k(ratio=0.3)))
     total, memory = run(tx, given, mode)
     columns = -(-size // workers)
     senders, owners = np.asarray(memory.sent.kept), np.asarray(memory.mean.kept)
@@ -114,7 +112,7 @@ def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_nan_leaves_what_is_kept_as_it_was(aggregate: Any, skip: bool, mode: Mode) -> None:
     given = draw(3, 20)
-    tx = aggregate("data", error_feedback(top_k(ratio=0.3)))
+    tx = aggregate(error_feedback(top_k(ratio=0.3)))
     tx = jaxcomm.skip_nonfinite(tx) if skip else tx
     step, state = aggregator(tx, 3, mode), initial(tx, jnp.zeros((3, 20)), mode)
     _, before = step(jnp.asarray(given[0], jnp.float32), state, jnp.ones(3))
@@ -132,7 +130,7 @@ def test_a_nan_leaves_what_is_kept_as_it_was(aggregate: Any, skip: bool, mode: M
 
 
 def test_what_overflows_on_the_way_is_not_kept() -> None:
-    tx = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1)))
+    tx = jaxcomm.all_gather_mean(error_feedback(top_k(k=1)))
     step = aggregator(tx, 2, "vmap")
     state = initial(tx, jnp.zeros((2, 3)), "vmap")
     for size, finite in ((2e38, True), (2e38, False), (1.0, True)):

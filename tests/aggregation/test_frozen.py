@@ -19,7 +19,7 @@ AGGREGATORS: dict[str, Callable[[], Any]] = {
     "mean": jaxcomm.mean,
     "global_qsgd": lambda: jaxcomm.global_qsgd(bits=8),
     "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.1),
-    "two_stage": lambda: jaxcomm.two_stage_mean("data", dither(bits=8)),
+    "two_stage": lambda: jaxcomm.two_stage_mean(dither(bits=8)),
 }
 SOME = ["mean", slow("top_k"), slow("global_qsgd"), slow("two_stage")]
 BASE = {"kernel": np.ones((30, 7), np.float32), "bias": np.ones(7, np.float32)}

@@ -159,8 +159,8 @@ def test_a_step_trains_and_sends_float32_over_ici_and_int8_over_dcn(kind: str) -
 @pytest.mark.parametrize("kind", ["mesh", slow("simulated")])
 def test_accumulated_and_skipped_over_both_axes(kind: str) -> None:
     stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
-    tx = jaxcomm.accumulate(optax.chain(stages, optax.sgd(0.1)), 2, AXES)
-    tx = jaxcomm.skip_nonfinite(tx, AXES)
+    tx = jaxcomm.accumulate(optax.chain(stages, optax.sgd(0.1)), 2, axis_name=AXES)
+    tx = jaxcomm.skip_nonfinite(tx, axis_name=AXES)
     workers = MESH if kind == "mesh" else {"dcn": 2, "ici": 4}
     make = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
     step = make(loss_fn, tx, workers, axis_name=AXES)
@@ -212,7 +212,9 @@ def test_a_nan_in_one_group_is_seen_in_all(mode: str) -> None:
 
 
 def test_memory_of_the_outermost_stage_differs_over_its_axis_only() -> None:
-    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.all_reduce_mean("dcn", remainders()))
+    tx = jaxcomm.hierarchical(
+        jaxcomm.mean("ici"), jaxcomm.all_reduce_mean(remainders(), axis_name="dcn")
+    )
     params, gradient = jnp.zeros(3), lambda p, b: jnp.sum(p * jnp.mean(b, axis=0))
     rows = jnp.arange(24.0).reshape(8, 3) / 10
     for workers, make in ((MESH, jaxcomm.make_step), ({"dcn": 2, "ici": 4}, jaxcomm.simulate)):
@@ -228,7 +230,7 @@ def test_memory_of_the_outermost_stage_differs_over_its_axis_only() -> None:
 
 def test_mistakes() -> None:
     updates, weights = gradients(8), jnp.ones(8)
-    with_memory = jaxcomm.all_reduce_mean("ici", remainders())
+    with_memory = jaxcomm.all_reduce_mean(remainders(), axis_name="ici")
     tx = jaxcomm.hierarchical(with_memory, jaxcomm.mean("dcn"))
     for mode in ("checked", "vmap"):
         with pytest.raises(ValueError, match=r"'ici' keeps memory, .* differ over \['dcn'\]"):

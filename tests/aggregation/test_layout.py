@@ -102,21 +102,21 @@ def both_layouts(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_are_those_of_a_joined_bucket(name: str) -> None:
-    shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), SUMMED[name])
+    shared, joined = both_layouts(lambda codec: all_reduce_mean(codec), SUMMED[name])
     assert_same_draws(shared, joined)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GATHERED)
 def test_means_are_those_of_a_joined_bucket(name: str) -> None:
-    shared, joined = both_layouts(lambda codec: all_gather_mean("data", codec), GATHERED[name])
+    shared, joined = both_layouts(lambda codec: all_gather_mean(codec), GATHERED[name])
     assert_same_draws(shared, joined)
 
 
 @pytest.mark.slow
 def test_trees_are_those_of_joined_buckets() -> None:
     shared, joined = both_layouts(
-        lambda codec: all_reduce_mean("data", codec, scope="tree", bucket_bytes=4 * 80),
+        lambda codec: all_reduce_mean(codec, scope="tree", bucket_bytes=4 * 80),
         dither(bits=8),
     )
     assert_same_draws(shared, joined)
@@ -125,19 +125,19 @@ def test_trees_are_those_of_joined_buckets() -> None:
 @pytest.mark.slow
 def test_a_sum_of_squares_is_rounded_otherwise() -> None:
     codec = dither(levels=3, norm="l2")
-    shared, joined = both_layouts(lambda codec: all_reduce_mean("data", codec), codec)
+    shared, joined = both_layouts(lambda codec: all_reduce_mean(codec), codec)
     chex.assert_trees_all_close(shared, joined, rtol=1e-5)
 
 
 PER_LEAF = {
     "summed": lambda codec, diagnostics: all_reduce_mean(
-        "data", codec, scope="leaf", diagnostics=diagnostics
+        codec, scope="leaf", diagnostics=diagnostics
     ),
     "gathered": lambda codec, diagnostics: all_gather_mean(
-        "data", codec, scope="leaf", diagnostics=diagnostics
+        codec, scope="leaf", diagnostics=diagnostics
     ),
     "two stages": lambda codec, diagnostics: two_stage_mean(
-        "data", codec, scope="leaf", diagnostics=diagnostics
+        codec, scope="leaf", diagnostics=diagnostics
     ),
 }
 STACKED = [
@@ -213,7 +213,7 @@ def test_a_layout_is_one_of_three() -> None:
     with pytest.raises(
         ValueError, match=r"`layout` must be one of .*'shared_statistics'.*, got 'joind'"
     ):
-        all_reduce_mean("data", dither().replace(layout="joind"))
+        all_reduce_mean(dither().replace(layout="joind"))
 
 
 def test_a_bitmap_is_not_shared() -> None:
@@ -222,20 +222,23 @@ def test_a_bitmap_is_not_shared() -> None:
         ValueError,
         match=r"`layout`='shared_statistics', .* This codec has a statistic of a single array",
     ):
-        all_gather_mean("data", codec, share_statistics=True)
+        all_gather_mean(codec, share_statistics=True)
 
 
 @pytest.mark.slow
 def test_blocks_with_feedback_may_be_of_a_tree() -> None:
     codec = error_feedback(blockwise(dither(levels=15), 4))
-    of_tree, of_bucket = (all_reduce_mean("data", codec, scope=s) for s in ("tree", "bucket"))
+    of_tree, of_bucket = (all_reduce_mean(codec, scope=s) for s in ("tree", "bucket"))
     assert_same_draws(second_update(of_tree), second_update(of_bucket))
 
 
 @pytest.mark.slow
 def test_nested_stages_are_those_of_joined_buckets() -> None:
     def nested(codec: Codec) -> dict[str, jax.Array]:
-        tx = hierarchical(all_reduce_mean("inner", dither(bits=8)), all_gather_mean("outer", codec))
+        tx = hierarchical(
+            all_reduce_mean(dither(bits=8), axis_name="inner"),
+            all_gather_mean(codec, axis_name="outer"),
+        )
         return second_step(tx, updates(), "outer", "inner")[0]
 
     codec = error_feedback(scaled(dither(levels=2)))
@@ -244,7 +247,7 @@ def test_nested_stages_are_those_of_joined_buckets() -> None:
 
 def test_a_bound_is_asked_for_what_shares_statistics() -> None:
     """Of 64 coordinates alone, omega is below 1."""
-    tx = all_reduce_mean("data", error_feedback(dither(levels=17)))
+    tx = all_reduce_mean(error_feedback(dither(levels=17)))
     with pytest.raises(ValueError, match="for 148 coordinates of 4 workers"):
         second_update(tx)
 

@@ -19,10 +19,10 @@ from jaxcomm.compression.quantizers import dither, scaled_signs
 from tests.slow import slow
 
 ON_MESHES = {
-    "shared_statistics": lambda: all_reduce_mean("data", error_feedback(scaled(dither(levels=2)))),
-    "independent": lambda: two_stage_mean("data", error_feedback(blockwise(dither(levels=3), 4))),
-    "stacked": lambda: two_stage_mean("data", error_feedback(scaled_signs())),
-    "stacked and summed": lambda: all_reduce_mean("data", dither(bits=8), scope="leaf"),
+    "shared_statistics": lambda: all_reduce_mean(error_feedback(scaled(dither(levels=2)))),
+    "independent": lambda: two_stage_mean(error_feedback(blockwise(dither(levels=3), 4))),
+    "stacked": lambda: two_stage_mean(error_feedback(scaled_signs())),
+    "stacked and summed": lambda: all_reduce_mean(dither(bits=8), scope="leaf"),
 }
 SUM_INTEGERS = {
     "shared_statistics",
@@ -85,7 +85,7 @@ def on_host(tree: Any) -> Any:
 @pytest.mark.parametrize(("size", "words"), [(300 * 218, 65400 + 13), (300 * 300, 90112)])
 def test_large_messages_are_whole_tiles(size: int, words: int) -> None:
     """Codes, then a norm and a flag of 4 bytes each: filled up from 2**16 on."""
-    tx = all_gather_mean("data", dither(bits=8))
+    tx = all_gather_mean(dither(bits=8))
     params = {"a": jnp.zeros(5), "large": jnp.zeros((300, size // 300))}
     mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
 

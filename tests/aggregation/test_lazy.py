@@ -122,7 +122,7 @@ def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
     codec, quantize = (None, lambda x: x) if method == "LAG-WK" else (grid(), on_grid)
     options: dict[str, Any] = {"threshold": 0.8, "memory": 5, "max_skip": 7}
     steps = 40
-    found, rates, _ = train(jaxcomm.lazy("data", codec, **options, diagnostics=True), steps, mode)
+    found, rates, _ = train(jaxcomm.lazy(codec, **options, diagnostics=True), steps, mode)
     results, uploads = by_hand(steps, quantize, 0.8, 5, 7)
     np.testing.assert_allclose(rates, uploads.mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(found, results, rtol=0, atol=2e-6)
@@ -159,7 +159,7 @@ def test_of_other_numbers_it_is_so_to_rounding(combined: str) -> None:
     codec = blockwise(dither(bits=8), 2)
     if combined == "gathered":
         codec = codec.replace(combine=None)
-    tx, steps = jaxcomm.lazy("data", codec, threshold=0.01, memory=2), 3000
+    tx, steps = jaxcomm.lazy(codec, threshold=0.01, memory=2), 3000
     run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
 
     @jax.jit
@@ -193,7 +193,7 @@ def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
     mean = jaxcomm.all_reduce_mean if combined == "summed" else jaxcomm.all_gather_mean
     given = np.random.default_rng(0).normal(size=(4, WORKERS, SIZE)).astype(np.float32)
     results = []
-    for tx in (jaxcomm.lazy("data", codec, threshold=0.0), mean("data", ef21(codec))):
+    for tx in (jaxcomm.lazy(codec, threshold=0.0), mean(ef21(codec))):
         run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
         for updates in given:
             result, state = run(updates, state, jnp.ones(WORKERS))
@@ -229,7 +229,7 @@ def test_bytes_fall_only_if_all_skip() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vmap", "checked", "unchecked"])
 def test_after_a_nan_all_goes_on_as_before(mode: Mode) -> None:
-    tx = jaxcomm.lazy("data", blockwise(dither(bits=8), 4))
+    tx = jaxcomm.lazy(blockwise(dither(bits=8), 4))
     given = np.random.default_rng(0).normal(size=(3, WORKERS, SIZE)).astype(np.float32)
     run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.asarray(given[0]), mode)
     _, before = run(given[0], state, jnp.ones(WORKERS))
@@ -268,12 +268,12 @@ def test_mistakes_are_named() -> None:
             jaxcomm.lazy(threshold=threshold)
     x = jnp.zeros(SIZE)
     with pytest.raises(ValueError, match="`lazy` takes a codec without memory"):
-        jaxcomm.init(jaxcomm.lazy("data", error_feedback(top_k(k=1))), x, mesh_of(2))
+        jaxcomm.init(jaxcomm.lazy(error_feedback(top_k(k=1))), x, mesh_of(2))
 
 
 def traced(codec: Codec, workers: int, threshold: float = 1.0) -> None:
     """Traces a step of 1,000 coordinates."""
-    tx = jaxcomm.lazy("data", codec, threshold=threshold)
+    tx = jaxcomm.lazy(codec, threshold=threshold)
     state = jaxcomm.init(tx, jnp.zeros(1000), workers)
     run = aggregator(tx, workers, "vmap")
     jax.eval_shape(run, jnp.zeros((workers, 1000)), state, jnp.ones(workers))
@@ -307,7 +307,7 @@ def test_codecs_with_which_none_might_upload_are_refused(codec: Codec, found: st
 
 def test_all_upload_in_the_first_step() -> None:
     """A worker whose gradient is small beside those of others does, too: no rule holds yet."""
-    tx = jaxcomm.lazy("data", blockwise(dither(bits=16), 64), threshold=1e6, diagnostics=True)
+    tx = jaxcomm.lazy(blockwise(dither(bits=16), 64), threshold=1e6, diagnostics=True)
     given = jax.random.normal(jax.random.key(0), (WORKERS, 64))
     given *= jnp.array([1, 1e-3, 1e-6, 0])[:, None]
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
@@ -318,7 +318,7 @@ def test_all_upload_in_the_first_step() -> None:
 
 def test_the_error_of_an_upload_is_of_what_was_uploaded() -> None:
     """With summed payloads, worker 1 rounds with the norm of worker 0: 3.8e-3, not 9.5e-9."""
-    tx = jaxcomm.lazy("data", dither(bits=8))
+    tx = jaxcomm.lazy(dither(bits=8))
     given = jnp.array([[3.0, -1.0, 2.0, 0.5], [1e-3, 2e-3, -1e-3, 5e-4]])
     run, state = aggregator(tx, 2, "vmap"), initial(tx, given, "vmap")
     _, state = run(given, state, jnp.ones(2))

@@ -52,7 +52,7 @@ def _memory(state: Any) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_own_and_shared_memory(aggregate: Any, mode: Mode) -> None:
     given = jnp.array([[0.25, 1.5], [2.75, -0.5], [0.5, 0.5]])
-    tx = aggregate("data", remainders())
+    tx = aggregate(remainders())
     run, state = aggregator(tx, 3, mode), initial(tx, given, mode)
     own, shared = np.zeros((3, 2)), np.zeros(2)
     for _ in range(4):
@@ -69,7 +69,7 @@ def test_own_and_shared_memory(aggregate: Any, mode: Mode) -> None:
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_nan_anywhere_leaves_all_memory_as_it_was(aggregate: Any, mode: Mode) -> None:
     given = jnp.array([[0.25, 1.5], [2.75, -0.5], [0.5, 0.5]])
-    tx = aggregate("data", remainders())
+    tx = aggregate(remainders())
     run = aggregator(tx, 3, mode)
     _, before = run(given, initial(tx, given, mode), jnp.ones(3))
     results, after = run(given.at[1, 0].set(jnp.nan), before, jnp.ones(3))
@@ -80,14 +80,14 @@ def test_a_nan_anywhere_leaves_all_memory_as_it_was(aggregate: Any, mode: Mode) 
 
 @AGGREGATORS
 def test_state_that_differs_by_worker_needs_the_workers(aggregate: Any) -> None:
-    tx = aggregate("data", remainders())
+    tx = aggregate(remainders())
     with pytest.raises(ValueError, match=r"jaxcomm\.init\(tx, params, mesh\)"):
         tx.init(jnp.zeros(3))
 
 
 @AGGREGATORS
 def test_each_worker_holds_its_slice(aggregate: Any) -> None:
-    tx = optax.chain(aggregate("data", remainders()), optax.sgd(0.1))
+    tx = optax.chain(aggregate(remainders()), optax.sgd(0.1))
     state = jaxcomm.init(tx, {"w": jnp.zeros(3)}, mesh_of(4))
     residual = state[0].own.per_worker["data"][0]
     assert residual.shape == (4, 3)
@@ -97,7 +97,7 @@ def test_each_worker_holds_its_slice(aggregate: Any) -> None:
 
 def test_a_codec_that_cannot_be_summed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`combine`=None\. Use `all_gather_mean`"):
-        jaxcomm.all_reduce_mean("data", remainders().replace(combine=None))
+        jaxcomm.all_reduce_mean(remainders().replace(combine=None))
 
 
 @AGGREGATORS
@@ -111,12 +111,12 @@ def test_a_codec_that_cannot_be_summed_is_refused() -> None:
 )
 def test_bad_options(aggregate: Any, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        aggregate("data", remainders(), **options)
+        aggregate(remainders(), **options)
 
 
 @AGGREGATORS
 def test_a_weight_that_is_no_scalar(aggregate: Any) -> None:
-    tx = aggregate("data", remainders())
+    tx = aggregate(remainders())
     weigh = lambda x: tx.update(x, tx.init(x), weight=jnp.ones(2))  # noqa: E731
     with pytest.raises(
         ValueError, match=r"`weight` must be a scalar on each worker, got shape \(2,\)"
@@ -137,8 +137,8 @@ def test_a_weight_that_is_no_scalar(aggregate: Any) -> None:
     ],
 )
 def test_feedback_needs_statistics_of_its_own(aggregate: Any, options: dict, message: str) -> None:
-    tx = aggregate("data", error_feedback(dither(bits=8)), **options)
+    tx = aggregate(error_feedback(dither(bits=8)), **options)
     with pytest.raises(ValueError, match=message):
         jaxcomm.init(tx, jnp.zeros(3), 4)
-    without = aggregate("data", dither(bits=8), **options)
+    without = aggregate(dither(bits=8), **options)
     jaxcomm.init(without, jnp.zeros(3), 4)

@@ -72,15 +72,15 @@ def another(tx: Any, holder: str) -> tuple[Callable[[], Any], str]:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     **{
-        f"{name}: swapped": (
-            lambda make=make: make(FEEDBACK, "data"),
-            "`axis_name` must be the name of a mesh axis.*got a codec. .*arguments swapped",
+        f"{name}: an axis first": (
+            lambda make=make: make("data"),
+            "`codec` must be a codec, .* got 'data'",
         )
         for name, make in CODED.items()
     },
     **{
         f"{name}: uncalled": (
-            lambda make=make: make("data", top_k),
+            lambda make=make: make(top_k),
             r"`codec` must be a codec, .* got the function `top_k`: call it, as in `top_k\(...\)`",
         )
         for name, make in CODED.items()
@@ -92,6 +92,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         )
         for make in PLAIN
     },
+    "a codec for a name": (
+        lambda: jaxcomm.majority_vote(dither()),
+        "`axis_name` must be .*, got a codec. Pass by keyword: `codec=`, `seed=`, `key=`.",
+    ),
     **{
         f"{make.__name__}: an axis twice": (
             lambda make=make: make(("data", "data")),
@@ -105,12 +109,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         for place, tx in {"in a chain": optax.chain(codec, optax.sgd(0.1)), "alone": codec}.items()
     },
     "mean_codec uncalled": (
-        lambda: jaxcomm.two_stage_mean("data", dither(), mean_codec=dither),
+        lambda: jaxcomm.two_stage_mean(dither(), mean_codec=dither),
         "`mean_codec` must be a codec, .* got the function `dither`: call it",
     ),
     "votes of an uncalled codec": (lambda: jaxcomm.majority_vote(codec=dither), "call it"),
     "recursive_doubling_mean of a codec": (
-        lambda: recursive_doubling_mean("data", dither()),
+        lambda: recursive_doubling_mean(dither()),
         "`codec_for` must be a function from a number to a codec, got a codec",
     ),
     "accumulate of a function": (
@@ -138,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "`tx` must be an optax transformation, got the function `mean`: call it",
     ),
     "coded": another(jaxcomm.global_qsgd(), "`AggregatorState`"),
-    "gathered": another(jaxcomm.all_gather_mean("data", FEEDBACK), "`AggregatorState`"),
+    "gathered": another(jaxcomm.all_gather_mean(FEEDBACK), "`AggregatorState`"),
     "mean": another(jaxcomm.mean(), "the exact mean expects `EmptyState`"),
     "ring_mean": another(jaxcomm.ring_mean(), "the exact mean expects `EmptyState`"),
     "accumulate": another(jaxcomm.accumulate(jaxcomm.mean(), 2), "`accumulate`"),
@@ -148,7 +152,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
     "adaptive_ratio": another(
         jaxcomm.adaptive_ratio(
-            "data", lambda r: error_feedback(top_k(ratio=r)), [0.5, 1.0], target_error=0.5
+            lambda r: error_feedback(top_k(ratio=r)), [0.5, 1.0], target_error=0.5
         ),
         "`adaptive_ratio`",
     ),
@@ -161,7 +165,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "parameters",
     ),
     "state of other shapes": (
-        given_memory_of(jaxcomm.all_gather_mean("data", FEEDBACK), {"w": jnp.ones((2, 4))}),
+        given_memory_of(jaxcomm.all_gather_mean(FEEDBACK), {"w": jnp.ones((2, 4))}),
         r"has memory of shapes .*\(8,\).* a bucket or leaf that needs .*\(6,\).* It was "
         "made for other",
     ),

@@ -88,13 +88,13 @@ def test_over_two_axes() -> None:
     expected = np.bitwise_or.reduce(np.asarray(given))
     mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
     both = jax.shard_map(
-        lambda x: jaxcomm.or_reduce(x[0], axes),
+        lambda x: jaxcomm.or_reduce(x[0], axis_name=axes),
         mesh=mesh,
         in_specs=PartitionSpec(axes),
         out_specs=PartitionSpec(),
     )
     np.testing.assert_array_equal(jax.jit(both)(given), expected)
-    inner = jax.vmap(lambda x: jaxcomm.or_reduce(x, axes), axis_name="ici")
+    inner = jax.vmap(lambda x: jaxcomm.or_reduce(x, axis_name=axes), axis_name="ici")
     simulated = jax.jit(jax.vmap(inner, axis_name="dcn"))(given.reshape(2, 4, 17))
     np.testing.assert_array_equal(simulated, np.broadcast_to(expected, (2, 4, 17)))
 
@@ -144,4 +144,4 @@ def test_what_is_not_packed_is_an_error(mode: Mode) -> None:
 
 def test_outside_of_any_mesh_is_an_error() -> None:
     with pytest.raises(ValueError, match="`axis_name`='workers' is not bound here"):
-        jaxcomm.or_reduce(jnp.zeros(3, jnp.uint32), "workers")
+        jaxcomm.or_reduce(jnp.zeros(3, jnp.uint32), axis_name="workers")

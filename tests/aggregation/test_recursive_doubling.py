@@ -79,7 +79,7 @@ def test_payloads_grow_with_the_sum() -> None:
 
 
 def test_memory_that_has_no_place() -> None:
-    tx = jaxcomm.recursive_doubling_mean("data", lambda added: remainders())
+    tx = jaxcomm.recursive_doubling_mean(lambda added: remainders())
     with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
         jaxcomm.init(tx, jnp.zeros(3), 2)
 
@@ -96,7 +96,7 @@ def test_impossible_densities(density: float) -> None:
 def test_workers_that_have_a_sum_draw_alike() -> None:
     """Else partners would add different numbers, and replicas come apart."""
     given = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
-    tx = jaxcomm.recursive_doubling_mean("data", lambda added: dither(levels=127))
+    tx = jaxcomm.recursive_doubling_mean(lambda added: dither(levels=127))
     results = aggregate(tx, jnp.asarray(given))
     assert (results == results[0]).all()
     error = np.abs(results[0] - given.mean(axis=0))

@@ -167,6 +167,6 @@ def test_mistakes_of_shards() -> None:
     with pytest.raises(ValueError, match="takes aggregators"):
         jaxcomm.shard_local(optax.sgd(0.1), SPECS)
     shared = dither().replace(init=lambda x: jaxcomm.Memory((), jnp.zeros(2)))
-    tx = jaxcomm.shard_local(jaxcomm.all_reduce_mean("data", shared), SPECS)
+    tx = jaxcomm.shard_local(jaxcomm.all_reduce_mean(shared), SPECS)
     with pytest.raises(ValueError, match=r"state at .shared\[0\] differs over \['model'\]"):
         on_shards(tx, {"data", "model"})(placed, tx.init(params))

@@ -640,7 +640,7 @@ def test_two_levels_by_composition(shape: tuple[int, int]) -> None:
             w, state, metrics = step(w, state, (inputs, labels))
         return float(metrics["loss"]), state, sent
 
-    inner = jaxcomm.all_reduce_mean("device", dither(bits=8))
+    inner = jaxcomm.all_reduce_mean(dither(bits=8), axis_name="device")
     server = jaxcomm.sharded_server(
         optax.sgd(0.2, momentum=0.5),
         rotated(dither(bits=4)),

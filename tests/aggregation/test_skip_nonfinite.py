@@ -17,7 +17,7 @@ from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregator, flat, gradients, initial, mesh_of
 
 WORKERS = 4
-INNER = optax.chain(jaxcomm.all_reduce_mean("data", remainders()), optax.sgd(0.5, momentum=0.9))
+INNER = optax.chain(jaxcomm.all_reduce_mean(remainders()), optax.sgd(0.5, momentum=0.9))
 TX = jaxcomm.skip_nonfinite(INNER)
 
 
@@ -95,9 +95,7 @@ def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
         {"a": jnp.ones((WORKERS, 8))},
         nonzero(density=0.25, granularity="element"),
     )
-    inner = optax.chain(
-        jaxcomm.all_gather_mean("data", finds_no_room), optax.sgd(1.0, momentum=0.5)
-    )
+    inner = optax.chain(jaxcomm.all_gather_mean(finds_no_room), optax.sgd(1.0, momentum=0.5))
     tx = jaxcomm.skip_nonfinite(inner)
     run, state = aggregator(tx, WORKERS, mode), initial(tx, sparse, mode)
     _, state = run(sparse, state, jnp.ones(WORKERS))

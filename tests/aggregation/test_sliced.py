@@ -22,7 +22,7 @@ RATE = 0.5
 
 
 def islands(outer: Any) -> Any:
-    return jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(outer, "ici"))
+    return jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(outer, axis_name="ici"))
 
 
 @MODES
@@ -60,7 +60,7 @@ BATCHES = np.random.default_rng(0).normal(size=(3, 16, 51)).astype(np.float32)
 
 def outer() -> Any:
     """A quarter of the coordinates, and the rest later."""
-    return jaxcomm.all_gather_mean("dcn", error_feedback(top_k(ratio=0.25)))
+    return jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.25)), axis_name="dcn")
 
 
 def explicit() -> Any:
@@ -101,7 +101,7 @@ def test_the_slow_axis_carries_each_coordinate_once() -> None:
         sent(stage).bytes_by_axis
         for stage in (
             jaxcomm.global_qsgd("dcn"),
-            jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), "ici"),
+            jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), axis_name="ici"),
         )
     )
     assert 0.24 < slices["dcn"] / whole["dcn"] < 0.26
@@ -139,7 +139,7 @@ def test_other_numbers_of_islands_and_bfloat16(sizes: dict[str, int]) -> None:
 
 
 def test_updates_that_differ_are_refused() -> None:
-    tx = jaxcomm.sliced(jaxcomm.mean("dcn"), "ici")
+    tx = jaxcomm.sliced(jaxcomm.mean("dcn"), axis_name="ici")
     run = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
     spec = PartitionSpec(AXES)
     with pytest.raises(ValueError, match=r"`sliced` takes .* differs by worker over \['ici'\]"):
@@ -149,10 +149,10 @@ def test_updates_that_differ_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jaxcomm.sliced(jaxcomm.mean("dcn"), "dcn"), "of `sliced` names"),
-        (lambda: jaxcomm.sliced(optax.sgd(1.0), "ici"), "`sliced` takes aggregators"),
+        (lambda: jaxcomm.sliced(jaxcomm.mean("dcn"), axis_name="dcn"), "of `sliced` names"),
+        (lambda: jaxcomm.sliced(optax.sgd(1.0), axis_name="ici"), "`sliced` takes aggregators"),
         (
-            lambda: jaxcomm.sliced(outer(), "ici").init(START),
+            lambda: jaxcomm.sliced(outer(), axis_name="ici").init(START),
             "'dcn' is not bound here. Use .jaxcomm.init",
         ),
     ],

@@ -76,8 +76,8 @@ def test_bfloat16_words_and_float32_sums(workers: int) -> None:
 @pytest.mark.slow
 def test_blocks_confine_a_large_coordinate() -> None:
     given = jnp.full((4, 64), 0.01).at[:, 0].set(1000.0)
-    whole = aggregate(jaxcomm.two_stage_mean("data", dither(bits=4)), given)
-    blocks = aggregate(jaxcomm.two_stage_mean("data", blockwise(dither(bits=4), 8)), given)
+    whole = aggregate(jaxcomm.two_stage_mean(dither(bits=4)), given)
+    blocks = aggregate(jaxcomm.two_stage_mean(blockwise(dither(bits=4), 8)), given)
     np.testing.assert_allclose(blocks[:, 8:], 0.01, rtol=1e-5)
     assert not np.isclose(whole[:, 1:16], 0.01, rtol=0.5).any()
 
@@ -85,7 +85,7 @@ def test_blocks_confine_a_large_coordinate() -> None:
 @pytest.mark.parametrize("block_size", [3, slow(1), slow(8), slow(100)])
 def test_blockwise_means_are_unbiased_sums(block_size: int) -> None:
     given = jnp.asarray(np.random.default_rng(1).normal(size=(3, 20)), jnp.float32)
-    tx = jaxcomm.all_reduce_mean("data", blockwise(dither(levels=3), block_size))
+    tx = jaxcomm.all_reduce_mean(blockwise(dither(levels=3), block_size))
     sample = draws(tx, given, 2000)
     error = np.abs(sample.mean(axis=0) - flat(given).mean(axis=0))
     assert np.all(error <= 6 * sample.std(axis=0) / 2000**0.5 + 1e-5)
@@ -98,7 +98,7 @@ def test_impossible_blocks(block_size: float) -> None:
 
 
 def test_memory_that_has_no_place() -> None:
-    tx = jaxcomm.two_stage_mean("data", remainders())
+    tx = jaxcomm.two_stage_mean(remainders())
     with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
         jaxcomm.init(tx, jnp.zeros(3), 2)
     with pytest.raises(ValueError, match="`blockwise` takes codecs without memory"):
@@ -108,7 +108,7 @@ def test_memory_that_has_no_place() -> None:
 def test_runs_have_no_rows() -> None:
     codec = nonzero(density=0.5)
     for ownership, scope in (("block", "leaf"), ("cyclic", "bucket")):
-        tx = jaxcomm.two_stage_mean("data", codec, ownership=ownership, scope=scope)
+        tx = jaxcomm.two_stage_mean(codec, ownership=ownership, scope=scope)
         with pytest.raises(
             ValueError, match=r"two axes .* `scope`='leaf', .* `ownership`='cyclic'"
         ):
@@ -123,4 +123,4 @@ def test_floats_that_cannot_travel(dtype: object) -> None:
 
 def test_a_merged_mean_needs_a_merge() -> None:
     with pytest.raises(ValueError, match=r"`merged_mean` needs a codec .*`combine`='sum'"):
-        jaxcomm.merged_mean("data", dither())
+        jaxcomm.merged_mean(dither())

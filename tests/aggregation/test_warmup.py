@@ -17,7 +17,7 @@ from tests.workers import MODE_ROWS, Mode, aggregator, initial, mesh_of
 
 
 def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
-    return jaxcomm.all_gather_mean(axis_name, error_feedback(top_k(k=k)), **options)
+    return jaxcomm.all_gather_mean(error_feedback(top_k(k=k)), axis_name=axis_name, **options)
 
 
 STAGES = [top(8), top(4), top(1)]
@@ -102,7 +102,7 @@ def test_the_stage_of_a_late_step_sends_less() -> None:
 def test_a_state_that_differs_is_named() -> None:
     stages = [
         top(2),
-        jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1), residual_dtype="bfloat16")),
+        jaxcomm.all_gather_mean(error_feedback(top_k(k=1), residual_dtype="bfloat16")),
     ]
     tx = jaxcomm.warmup(stages, every=1)
     with pytest.raises(ValueError, match=r"kept is float32\[1, 4\] in stage 0 and bfloat16\[1, 4"):

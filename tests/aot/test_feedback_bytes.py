@@ -120,7 +120,7 @@ def step_of(tx: optax.GradientTransformation, mesh: Mesh) -> dict[str, float]:
 def test_a_step_on_gpus(eight_h200: Mesh) -> None:
     """The residual waits until the mean is known to be finite, and is computed then."""
     feedback = error_feedback(scaled(dither(bits=8)))
-    step = step_of(jaxcomm.all_reduce_mean("data", feedback), eight_h200)
+    step = step_of(jaxcomm.all_reduce_mean(feedback), eight_h200)
     of_mean = step_of(jaxcomm.mean(), eight_h200)
     # The statistic, the codes, and the new residual in the place of the old one.
     assert {8, 9, 12} <= set(step.values())

@@ -24,7 +24,7 @@ METHODS = {
     "mean": jaxcomm.mean,
     "global_qsgd": jaxcomm.global_qsgd,
     "power_sgd": lambda: jaxcomm.power_sgd(rank=4),
-    "two_stage": lambda: jaxcomm.two_stage_mean("data", quantizers.dither(bits=4)),
+    "two_stage": lambda: jaxcomm.two_stage_mean(quantizers.dither(bits=4)),
 }
 
 

@@ -76,11 +76,11 @@ MOST = {
     "global_qsgd": Most(lambda: jaxcomm.global_qsgd(bits=8), 2, -5, 0.2),
     "gathered, 4 bits": Most(lambda: jaxcomm.qsgd(bits=4), 1, 25, 0.2),
     "by leaf": Most(lambda: jaxcomm.global_qsgd(bits=8, scope="leaf"), 2, -5, 0.2),
-    "two stages": Most(lambda: two_stage_mean("data", dither(bits=8)), 3, 13, 0.2),
-    "blocks of 4 bits": Most(lambda: two_stage_mean("data", BLOCKS), 3, 86, 0.2),
-    "top-k": Most(lambda: jaxcomm.all_gather_mean("data", SPARSE), 1, 600, 1.25),
+    "two stages": Most(lambda: two_stage_mean(dither(bits=8)), 3, 13, 0.2),
+    "blocks of 4 bits": Most(lambda: two_stage_mean(BLOCKS), 3, 86, 0.2),
+    "top-k": Most(lambda: jaxcomm.all_gather_mean(SPARSE), 1, 600, 1.25),
     "momentum too": Most(lambda: jaxcomm.deep_gradient_compression(), 1, 215, 1.25),
-    "feedback": Most(lambda: jaxcomm.all_reduce_mean("data", FEEDBACK), 2, 17, 0.7),
+    "feedback": Most(lambda: jaxcomm.all_reduce_mean(FEEDBACK), 2, 17, 0.7),
 }
 
 

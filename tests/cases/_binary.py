@@ -101,7 +101,7 @@ BINARY = [
         "stc_two_stage",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                axis_name, error_feedback(stc(ratio=0.25)), seed=seed
+                error_feedback(stc(ratio=0.25)), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (
@@ -153,7 +153,7 @@ BINARY = [
         "fixed_threshold_summed",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, error_feedback(fixed_threshold(0.5)), seed=seed
+                error_feedback(fixed_threshold(0.5)), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(_ternary_bytes(sum(sizes), n) + 4, n),
@@ -170,7 +170,7 @@ BINARY = [
         "adaptive_levels",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, adaptive_levels(levels=3), seed=seed
+                adaptive_levels(levels=3), seed=seed, axis_name=axis_name
             )
         ),
         # Seven values, in three bits, and the three levels.
@@ -187,7 +187,7 @@ BINARY = [
         "min_max_dither",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, min_max_dither(levels=16), seed=seed
+                min_max_dither(levels=16), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (_lanes(sum(sizes), 15) + 8 + 4),
@@ -204,7 +204,7 @@ BINARY = [
         "min_max_dither_summed",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, min_max_dither(levels=5), seed=seed
+                min_max_dither(levels=5), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(_lanes(sum(sizes), 4 * n) + 8 + 4, n),

@@ -30,7 +30,9 @@ BLOCKS = [
     Case(
         "block_coordinate",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, CYCLIC, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                CYCLIC, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
         dtypes=lambda n: {"f32"},
@@ -43,7 +45,9 @@ BLOCKS = [
     Case(
         "block_coordinate_random",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, RANDOM, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                RANDOM, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
         dtypes=lambda n: {"f32"},
@@ -60,7 +64,7 @@ BLOCKS = [
         "block_coordinate_southwell",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, SOUTHWELL, seed=seed
+                SOUTHWELL, seed=seed, axis_name=axis_name
             )
         ),
         # And eight sums of each block, with the flag.
@@ -75,7 +79,9 @@ BLOCKS = [
     Case(
         "block_coordinate_alone",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, ALONE, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                ALONE, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
         dtypes=lambda n: {"f32"},

@@ -153,7 +153,7 @@ def feedback_case(
         name,
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, codec, scope=scope, seed=seed
+                codec, scope=scope, seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (

@@ -91,7 +91,9 @@ CHAINED = [
     Case(
         "chain_summed",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, _DRAWN, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                _DRAWN, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: all_reduce(half(sum(sizes)) + 4 + 4, n),
         dtypes=lambda n: {"s8"},
@@ -106,7 +108,7 @@ CHAINED = [
         "reserved",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, _RESERVED, seed=seed
+                _RESERVED, seed=seed, axis_name=axis_name
             )
         ),
         # Beside the extremes: fields of 4 bits, the norm of the rest, the flag.
@@ -125,7 +127,9 @@ CHAINED = [
     ),
     Case(
         "demo",
-        cache(lambda axis_name="data", seed=0: jaxcomm.demo(axis_name, k=3, chunk=4, seed=seed)),
+        cache(
+            lambda axis_name="data", seed=0: jaxcomm.demo(axis_name, k=3, block_size=4, seed=seed)
+        ),
         bytes=lambda sizes, n: (n - 1) * (sum(map(_demo_bytes, sizes)) + 4),
         dtypes=lambda n: {"u32"},
         unbiased=False,

@@ -40,7 +40,9 @@ def _unbiased(
     return Case(
         name,
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, codec, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                codec, seed=seed, axis_name=axis_name
+            )
         ),
         # One bucket, its norm, and the flag for finite updates.
         bytes=lambda sizes, n: (n - 1) * (bytes(sum(sizes)) + 4 * statistics + 4),

@@ -65,11 +65,11 @@ def _own(state: Any) -> jax.Array:
 
 
 def _gathered(codec: Any, **options: Any) -> Any:
-    return all_gather_mean("data", codec, scope="leaf", diagnostics=True, **options)
+    return all_gather_mean(codec, scope="leaf", diagnostics=True, **options)
 
 
 def _summed(codec: Any) -> Any:
-    return all_reduce_mean("data", codec, scope="leaf", diagnostics=True)
+    return all_reduce_mean(codec, scope="leaf", diagnostics=True)
 
 
 _S2 = {
@@ -142,9 +142,9 @@ CROWDED = [
     Crowded(
         "nonzero_two_stage",
         lambda overflow: two_stage_mean(
-            "data",
             nonzero(density=DENSITY, overflow=overflow),
-            mean_codec=dither(bits=16),  # Which sends no NaN.
+            mean_codec=dither(bits=16),
+            # Which sends no NaN.
             ownership="cyclic",
             scope="leaf",
             diagnostics=True,
@@ -157,7 +157,6 @@ CROWDED = [
     Crowded(
         "nonzero_two_stage_of_the_mean",
         lambda overflow: two_stage_mean(
-            "data",
             dither(bits=16),
             mean_codec=nonzero(density=DENSITY, overflow=overflow),
             ownership="cyclic",
@@ -171,7 +170,6 @@ CROWDED = [
     Crowded(
         "nonzero_doubling",
         lambda overflow: recursive_doubling_mean(
-            "data",
             lambda added: (
                 nonzero(density=DENSITY, overflow=overflow) if added == 1 else dither(bits=16)
             ),
@@ -261,7 +259,7 @@ CROWDED = [
     ),
     Crowded(
         "ada_comp",
-        lambda overflow: _gathered(ada_comp(bin_size=8, capacity=1)),
+        lambda overflow: _gathered(ada_comp(block_size=8, capacity=1)),
         (),
         keeps=True,
         residual=_own,

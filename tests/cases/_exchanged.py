@@ -177,7 +177,11 @@ EXCHANGED = [
         "budgeted_mean",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.budgeted_mean(
-                axis_name, lambda levels: dither(levels=levels), 127, slow={0: 1}, seed=seed
+                lambda levels: dither(levels=levels),
+                127,
+                slow={0: 1},
+                seed=seed,
+                axis_name=axis_name,
             )
         ),
         bytes=lambda sizes, n: budgeted_bytes(sum(sizes), n),

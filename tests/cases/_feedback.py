@@ -25,7 +25,9 @@ def _gathered_top_quarter(name: str, codec: jaxcomm.Codec) -> Case:
     return Case(
         name,
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, codec, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                codec, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: (n - 1) * (top_quarter(sum(sizes)) + 4),
         dtypes=lambda n: {"u32"},
@@ -51,7 +53,9 @@ def _summed_8_bits(name: str, codec: jaxcomm.Codec, **claims: object) -> Case:
     return Case(
         name,
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(axis_name, codec, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
+                codec, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=_bytes_of_8_bits,
         dtypes=lambda n: {"s8"},
@@ -95,7 +99,7 @@ FEEDBACK = [
     _summed_8_bits("ecq", ecq(dither(bits=8)))._replace(
         make=cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, ecq(dither(bits=8)), seed=seed
+                ecq(dither(bits=8)), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + 4 + 4),

@@ -97,7 +97,7 @@ MEANS = [
     ),
     Line(
         "two_stage_4_bits",
-        "jaxcomm.two_stage_mean(axis, codec)",
+        "jaxcomm.two_stage_mean(codec)",
         "2 p (n-1)/n; p = 9/8 d with `natural()`",
         error="(ω/n + ω (1 + ω/n)) / n; ω = 1/8 with `natural()`",
         at={"p": "d", "ω": "min(8/7², √8/7)"},
@@ -105,7 +105,7 @@ MEANS = [
     ),
     Line(
         "budgeted_mean",
-        "jaxcomm.budgeted_mean(axis, lambda levels: dither(levels=levels), 127, slow={0: 1})",
+        "jaxcomm.budgeted_mean(lambda levels: dither(levels=levels), 127, slow={0: 1})",
         "p + (n-1)/m p' for the slow worker, (m-1)/m p + (n-1)/m p' for each of the m others; "
         "p of a worker's codec, p' of that of the mean",
         "Tang et al. 2020",
@@ -124,7 +124,7 @@ MEANS = [
     ),
     Line(
         "top_k_sgd",
-        "jaxcomm.all_gather_mean(axis, error_feedback(top_k(k=k)))",
+        "jaxcomm.all_gather_mean(error_feedback(top_k(k=k)))",
         "(n-1) k (4 + i)",
         "Stich et al. 2018",
         error="k/d",
@@ -133,7 +133,7 @@ MEANS = [
     ),
     Line(
         "coarse_top_k",
-        "jaxcomm.all_gather_mean(axis, error_feedback(coarse_top_k(k=64)))",
+        "jaxcomm.all_gather_mean(error_feedback(coarse_top_k(k=64)))",
         "(n-1) d/B (k (1/4 + i) + 8); blocks of B = 4096",
         "Sarfi et al. 2025",
         error="min(k/B, 1/k)",
@@ -141,14 +141,14 @@ MEANS = [
     ),
     Line(
         "ef21",
-        "jaxcomm.all_gather_mean(axis, ef21(top_k(k=k)))",
+        "jaxcomm.all_gather_mean(ef21(top_k(k=k)))",
         "(n-1) k (4 + i)",
         "Richtárik et al. 2021",
         at=QUARTER,
     ),
     Line(
         "diana",
-        "jaxcomm.all_reduce_mean(axis, diana(codec))",
+        "jaxcomm.all_reduce_mean(diana(codec))",
         "2 p (n-1)/n",
         "Mishchenko et al. 2019",
         error="ω/n² · Σ|xᵢ - hᵢ|²; ω for a norm shared by n workers; hᵢ the learned shift of "
@@ -157,14 +157,14 @@ MEANS = [
     ),
     Line(
         "ecq",
-        "jaxcomm.all_gather_mean(axis, ecq(codec))",
+        "jaxcomm.all_gather_mean(ecq(codec))",
         "(n-1) p",
         "Wu et al. 2018",
         at={"p": "d"},
     ),
     Line(
         "chain",
-        "jaxcomm.all_gather_mean(axis, error_feedback(chain(scaled(random_k(k=10 * k)), "
+        "jaxcomm.all_gather_mean(error_feedback(chain(scaled(random_k(k=10 * k)), "
         "top_k(k=k), scaled(dither(bits=8)))))",
         "(n-1) k (1 + i); i of k among the coordinates that are drawn",
         "Wang et al. 2023",
@@ -173,7 +173,7 @@ MEANS = [
     ),
     Line(
         "chain_summed",
-        "jaxcomm.all_reduce_mean(axis, chain(random_k(k=k), dither(bits=8)))",
+        "jaxcomm.all_reduce_mean(chain(random_k(k=k), dither(bits=8)))",
         "2 k (n-1)/n",
         "Wang et al. 2023",
         error="(d/k (1 + ω) - 1) / n; ω = min(k/s², √(k/n)/s)",
@@ -181,7 +181,7 @@ MEANS = [
     ),
     Line(
         "reserved",
-        "jaxcomm.all_gather_mean(axis, reserved(codec, top_k(k=k)))",
+        "jaxcomm.all_gather_mean(reserved(codec, top_k(k=k)))",
         "(n-1) (p + k (4 + i))",
         "Li et al. 2024",
         error="ω (1 - k/d) / n²",
@@ -249,7 +249,7 @@ MEANS = [
     ),
     Line(
         "e3m0",
-        "jaxcomm.all_gather_mean(axis, e3m0())",
+        "jaxcomm.all_gather_mean(e3m0())",
         "(n-1) (d/2 + 8)",
         "Douillard et al. 2025",
         error="(1/8 + d/2^14) / n²",
@@ -257,7 +257,7 @@ MEANS = [
     ),
     Line(
         "mxfp8",
-        "jaxcomm.all_gather_mean(axis, block_float())",
+        "jaxcomm.all_gather_mean(block_float())",
         "(n-1) (33/32 d + 4)",
         "Rouhani et al. 2023",
         error="(1/256 + 2^-13/448²) / n²",
@@ -265,7 +265,7 @@ MEANS = [
     ),
     Line(
         "block_float_int8",
-        'jaxcomm.all_gather_mean(axis, error_feedback(block_float("int8", block_size=256, '
+        'jaxcomm.all_gather_mean(error_feedback(block_float("int8", block_size=256, '
         'rounding="nearest")))',
         "(n-1) (257/256 d + 4)",
         error="1 - 256/127²",
@@ -287,7 +287,7 @@ MEANS = [
     ),
     Line(
         "sbc",
-        "jaxcomm.all_gather_mean(axis, error_feedback(sbc(k=k)))",
+        "jaxcomm.all_gather_mean(error_feedback(sbc(k=k)))",
         "(n-1) (i k + 4 l)",
         "Sattler et al. 2018",
         error="1/(k + max(k, (d-1)/k)); k and d per leaf",
@@ -295,7 +295,7 @@ MEANS = [
     ),
     Line(
         "stc",
-        "jaxcomm.all_gather_mean(axis, error_feedback(stc(k=k)))",
+        "jaxcomm.all_gather_mean(error_feedback(stc(k=k)))",
         "(n-1) ((i + 1/8) k + 4 l)",
         "Sattler et al. 2019",
         error="min(k/d, 1/k); k and d per leaf",
@@ -303,7 +303,7 @@ MEANS = [
     ),
     Line(
         "stc_two_stage",
-        "jaxcomm.two_stage_mean(axis, error_feedback(stc(k=k)))",
+        "jaxcomm.two_stage_mean(error_feedback(stc(k=k)))",
         "2 (n-1) ((i + 1/8) k + 4 l); k per part of d/n coordinates",
         "Sattler et al. 2019",
         at={"k": "d/n/4", "i": 0.5},
@@ -311,7 +311,7 @@ MEANS = [
     ),
     Line(
         "adaptive_threshold",
-        "jaxcomm.all_gather_mean(axis, error_feedback(adaptive_threshold(ratio=k/d)))",
+        "jaxcomm.all_gather_mean(error_feedback(adaptive_threshold(ratio=k/d)))",
         "(n-1) ((i + 1/8) (k + 1) + 8 l)",
         "Dryden et al. 2016",
         error="min(max(k/(2 d), 1/d), 1/max(k, 1)); k and d per leaf",
@@ -319,7 +319,7 @@ MEANS = [
     ),
     Line(
         "fixed_threshold_summed",
-        "jaxcomm.all_reduce_mean(axis, error_feedback(fixed_threshold(t)))",
+        "jaxcomm.all_reduce_mean(error_feedback(fixed_threshold(t)))",
         "2 b d (n-1)/n; b for s = 1",
         "Strom 2015",
         at={"b": "4/6"},
@@ -327,7 +327,7 @@ MEANS = [
     ),
     Line(
         "adaptive_levels",
-        "jaxcomm.all_gather_mean(axis, adaptive_levels(levels=s))",
+        "jaxcomm.all_gather_mean(adaptive_levels(levels=s))",
         "(n-1) (d/8 ⌈log₂(2 s + 2)⌉ + 4 s)",
         "Faghri et al. 2020",
         error="(√d - 1)/2 / n²; in practice far less",
@@ -335,7 +335,7 @@ MEANS = [
     ),
     Line(
         "elias",
-        "jaxcomm.all_gather_mean(axis, elias(dither(levels=s)))",
+        "jaxcomm.all_gather_mean(elias(dither(levels=s)))",
         "(n-1) r d/8",
         "Alistarh et al. 2017",
         error="min(d/s², √d/s) / n²",
@@ -343,7 +343,7 @@ MEANS = [
     ),
     Line(
         "rans",
-        "jaxcomm.all_gather_mean(axis, rans(min_max_dither(levels=s)))",
+        "jaxcomm.all_gather_mean(rans(min_max_dither(levels=s)))",
         "(n-1) (r d/8 + 2 (2 s + 1))",
         "Suresh et al. 2017",
         error="min(d/s², √d/s) / n²",
@@ -351,7 +351,7 @@ MEANS = [
     ),
     Line(
         "golomb_rice",
-        'jaxcomm.all_gather_mean(axis, golomb_rice(dither(levels=1, norm="l2")))',
+        'jaxcomm.all_gather_mean(golomb_rice(dither(levels=1, norm="l2")))',
         "(n-1) r d/8",
         "Golomb 1966, Rice and Plaunt 1971",
         error="√d / n²",
@@ -359,7 +359,7 @@ MEANS = [
     ),
     Line(
         "golomb_rice_top_k",
-        "jaxcomm.all_gather_mean(axis, error_feedback(golomb_rice(top_k(k=k))))",
+        "jaxcomm.all_gather_mean(error_feedback(golomb_rice(top_k(k=k))))",
         "(n-1) k (4 + r/8)",
         "Sattler et al. 2019",
         error="k/d",
@@ -367,7 +367,7 @@ MEANS = [
     ),
     Line(
         "min_max_dither",
-        "jaxcomm.all_gather_mean(axis, min_max_dither(levels=s))",
+        "jaxcomm.all_gather_mean(min_max_dither(levels=s))",
         "(n-1) (b d + 8); b for integers 0 to s-1",
         "Suresh et al. 2017",
         error="d / (2 (s-1)²) / n²",
@@ -375,7 +375,7 @@ MEANS = [
     ),
     Line(
         "min_max_dither_summed",
-        "jaxcomm.all_reduce_mean(axis, min_max_dither(levels=s))",
+        "jaxcomm.all_reduce_mean(min_max_dither(levels=s))",
         "2 (n-1)/n (b d + 8); b for integers 0 to n (s-1)",
         "Suresh et al. 2017",
         error="d / (2 (s-1)²) / n",
@@ -404,7 +404,7 @@ MEANS = [
     ),
     Line(
         "random_k",
-        "jaxcomm.all_reduce_mean(axis, random_k(k=k))",
+        "jaxcomm.all_reduce_mean(random_k(k=k))",
         "8 k (n-1)/n",
         "Stich et al. 2018",
         error="(d/k - 1) / n",
@@ -412,7 +412,7 @@ MEANS = [
     ),
     Line(
         "wangni",
-        "jaxcomm.all_gather_mean(axis, wangni(k=k))",
+        "jaxcomm.all_gather_mean(wangni(k=k))",
         "(n-1) k (4 + i)",
         "Wangni et al. 2018",
         error="(d/k - 1) / n²; exactly Σⱼ xⱼ²/pⱼ - |x|² per worker, with pⱼ the "
@@ -421,14 +421,14 @@ MEANS = [
     ),
     Line(
         "threshold",
-        "jaxcomm.all_gather_mean(axis, error_feedback(threshold(λ, k=k)))",
+        "jaxcomm.all_gather_mean(error_feedback(threshold(λ, k=k)))",
         "(n-1) k (4 + i)",
         "Strom 2015",
         at=QUARTER,
     ),
     Line(
         "variance_based",
-        "jaxcomm.all_gather_mean(axis, variance_based(k=k))",
+        "jaxcomm.all_gather_mean(variance_based(k=k))",
         "(n-1) (k (1/2 + i) + l)",
         "Tsuzuku et al. 2018",
         at=QUARTER,
@@ -436,7 +436,7 @@ MEANS = [
     ),
     Line(
         "ada_comp",
-        "jaxcomm.all_gather_mean(axis, ada_comp(bin_size=m, capacity=c))",
+        "jaxcomm.all_gather_mean(ada_comp(block_size=m, capacity=c))",
         "(n-1) (c/m d ⌈log₂(2 m + 1)⌉/8 + 4 l)",
         "Chen et al. 2018",
         at={"m": 4, "c": 2},
@@ -444,14 +444,14 @@ MEANS = [
     ),
     Line(
         "block_coordinate",
-        "jaxcomm.all_reduce_mean(axis, error_feedback(block_coordinate(B)))",
+        "jaxcomm.all_reduce_mean(error_feedback(block_coordinate(B)))",
         "8 d/B (n-1)/n",
         "Wright 2015",
         at={"B": 2},
     ),
     Line(
         "block_coordinate_random",
-        'jaxcomm.all_reduce_mean(axis, error_feedback(block_coordinate(B, "random")))',
+        'jaxcomm.all_reduce_mean(error_feedback(block_coordinate(B, "random")))',
         "8 d/B (n-1)/n",
         "Nesterov 2012",
         error="1/B",
@@ -459,7 +459,7 @@ MEANS = [
     ),
     Line(
         "block_coordinate_southwell",
-        'jaxcomm.all_reduce_mean(axis, error_feedback(block_coordinate(B, "gauss_southwell")))',
+        'jaxcomm.all_reduce_mean(error_feedback(block_coordinate(B, "gauss_southwell")))',
         "8 (n-1)/n (d/B + 8 B)",
         "Nutini et al. 2015",
         at={"B": 2},
@@ -525,7 +525,7 @@ MEANS = [
     ),
     Line(
         "nonzero_union",
-        'jaxcomm.all_reduce_mean(axis, nonzero_union(density=υ), scope="leaf")',
+        'jaxcomm.all_reduce_mean(nonzero_union(density=υ), scope="leaf")',
         "2 (n-1)/n (4 υ d + r/8); r rows of the leaf",
         "Fei et al. 2021",
         error="0",
@@ -533,7 +533,7 @@ MEANS = [
     ),
     Line(
         "nonzero",
-        'jaxcomm.all_gather_mean(axis, nonzero(density=ρ), scope="leaf")',
+        'jaxcomm.all_gather_mean(nonzero(density=ρ), scope="leaf")',
         "(n-1) (4 ρ d + i r); r nonzero rows of one worker",
         "Renggli et al. 2019",
         error="0",
@@ -592,7 +592,7 @@ MEANS = [
     ),
     Line(
         "count_sketch",
-        "jaxcomm.all_reduce_mean(axis, count_sketch(sketch_ratio=γ))",
+        "jaxcomm.all_reduce_mean(count_sketch(sketch_ratio=γ))",
         "8 γ d (n-1)/n; the number of sketch columns is rounded up",
         "Charikar et al. 2004",
         error="(d - 1)/(γ d) / n",
@@ -669,7 +669,7 @@ GOSSIP = [
 LOCAL = [
     Line(
         "local_sgd",
-        "optax.chain(inner, synchronization.local_sgd(period, aggregator))",
+        "optax.chain(inner, synchronization.local_sgd(period, aggregator=aggregator))",
         "The sum of a worker's updates since the last exchange",
         "Stich 2018",
     ),
@@ -687,7 +687,7 @@ LOCAL = [
     ),
     Line(
         "diloco",
-        "synchronization.diloco(inner, outer, period, aggregator)",
+        "synchronization.diloco(inner, outer, period, aggregator=aggregator)",
         "The same; `outer` applies the mean",
         "Douillard et al. 2023",
     ),
@@ -701,19 +701,19 @@ LOCAL = [
     Line(
         "streaming_diloco_4_bits",
         "synchronization.streaming_diloco(inner, outer, period, fragments=2, overlap=1, "
-        "aggregator=jaxcomm.all_gather_mean(axis, blockwise(e3m0(), 256)))",
+        "aggregator=jaxcomm.all_gather_mean(blockwise(e3m0(), 256)))",
         "The same, in 4 bits",
         "Douillard et al. 2025",
     ),
     Line(
         "eager_diloco",
-        "synchronization.eager_diloco(inner, outer, period, aggregator)",
+        "synchronization.eager_diloco(inner, outer, period, aggregator=aggregator)",
         "The displacements of the last period; a worker's own part is of this one",
         "Kale et al. 2025",
     ),
     Line(
         "eager_diloco_delayed",
-        "synchronization.eager_diloco(inner, outer, period, aggregator, eager=False)",
+        "synchronization.eager_diloco(inner, outer, period, aggregator=aggregator, eager=False)",
         "The displacements of the last period",
         "Kale et al. 2025",
     ),
@@ -725,8 +725,8 @@ LOCAL = [
     ),
     Line(
         "muloco",
-        "synchronization.diloco(inner, outer, period, jaxcomm.all_gather_mean("
-        "axis, error_feedback(blockwise(dither(bits=4), 32))))",
+        "synchronization.diloco(inner, outer, period, aggregator=jaxcomm.all_gather_mean("
+        "error_feedback(blockwise(dither(bits=4), 32))))",
         "As `diloco`, in 4 bits with feedback",
         "Thérien et al. 2025",
         suffix=", with `optax.contrib.muon` as `inner`: MuLoCo",
@@ -775,13 +775,13 @@ AROUND = [
     ),
     Line(
         "warmup",
-        "jaxcomm.warmup([jaxcomm.all_gather_mean(axis, family(ratio)) for ratio in (0.1, 0.01)], "
+        "jaxcomm.warmup([jaxcomm.all_gather_mean(family(ratio)) for ratio in (0.1, 0.01)], "
         "every=2)",
         "As the aggregator that is used in the step",
     ),
     Line(
         "adaptive_ratio",
-        "jaxcomm.adaptive_ratio(axis, family, [0.01, 0.1], target_error=0.5)",
+        "jaxcomm.adaptive_ratio(family, [0.01, 0.1], target_error=0.5)",
         "As the codec of the ratio that is used in the step, plus 24 (n-1)/n to measure its error",
     ),
     Line(

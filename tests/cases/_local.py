@@ -61,8 +61,12 @@ def _outer() -> Any:
 LOCAL = [
     LocalCase(
         "local_sgd",
-        lambda inner, period=PERIOD, aggregator=None: _after(inner, local_sgd(period, aggregator)),
-        lambda inner, period=PERIOD, aggregator=None: _after(inner, local_sgd(period, aggregator)),
+        lambda inner, period=PERIOD, aggregator=None: _after(
+            inner, local_sgd(period, aggregator=aggregator)
+        ),
+        lambda inner, period=PERIOD, aggregator=None: _after(
+            inner, local_sgd(period, aggregator=aggregator)
+        ),
     ),
     LocalCase(
         "slowmo",
@@ -75,9 +79,11 @@ LOCAL = [
     ),
     LocalCase(
         "diloco",
-        lambda inner, period=PERIOD, aggregator=None: diloco(inner, _outer(), period, aggregator),
         lambda inner, period=PERIOD, aggregator=None: diloco(
-            inner, optax.sgd(1.0), period, aggregator
+            inner, _outer(), period, aggregator=aggregator
+        ),
+        lambda inner, period=PERIOD, aggregator=None: diloco(
+            inner, optax.sgd(1.0), period, aggregator=aggregator
         ),
     ),
     LocalCase(
@@ -118,7 +124,7 @@ RECIPES = [
             inner,  # Muon in the method; it breaks strict promotion of dtypes.
             _outer(),
             period,
-            jaxcomm.all_gather_mean("data", error_feedback(blockwise(dither(bits=4), 32))),
+            aggregator=jaxcomm.all_gather_mean(error_feedback(blockwise(dither(bits=4), 32))),
         ),
         aggregates=False,
     ),
@@ -131,7 +137,7 @@ RECIPES = [
             fragments=2,
             overlap=1,
             mixing_factor=0.5,
-            aggregator=jaxcomm.all_gather_mean("data", blockwise(e3m0(), 256)),
+            aggregator=jaxcomm.all_gather_mean(blockwise(e3m0(), 256)),
         ),
         aggregates=False,
         agree=False,
@@ -139,14 +145,14 @@ RECIPES = [
     LocalCase(
         "eager_diloco",
         lambda inner, period=PERIOD, aggregator=None: eager_diloco(
-            inner, _outer(), period, aggregator
+            inner, _outer(), period, aggregator=aggregator
         ),
         agree=False,
     ),
     LocalCase(
         "eager_diloco_delayed",
         lambda inner, period=PERIOD, aggregator=None: eager_diloco(
-            inner, _outer(), period, aggregator, eager=False
+            inner, _outer(), period, aggregator=aggregator, eager=False
         ),
     ),
 ]

@@ -89,7 +89,10 @@ _MATRICES = of_matrices(power_iteration(1), COLUMNS)
 
 def in_turn(sides: list[Codec], axis_name: str, seed: int) -> optax.GradientTransformationExtraArgs:
     """The aggregator of `power_sgd(alternate=True)`, of other codecs."""
-    stages = [jaxcomm.all_reduce_mean(axis_name, error_feedback(side), seed=seed) for side in sides]
+    stages = [
+        jaxcomm.all_reduce_mean(error_feedback(side), seed=seed, axis_name=axis_name)
+        for side in sides
+    ]
     return in_stages(stages, lambda step: step % 2, "power_sgd")
 
 
@@ -138,7 +141,9 @@ LOW_RANK = [
     Case(
         "spectral_sampling",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, _PAIRS, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                _PAIRS, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: (
             (n - 1) * (4 * sum(atomo_numbers((-(-size // 2), 2)) for size in sizes) + 4)
@@ -194,7 +199,7 @@ LOW_RANK = [
         "power_iteration",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, error_feedback(_MATRICES), seed=seed
+                error_feedback(_MATRICES), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(4 * sum(map(power_sgd_numbers, sizes)) + 4, n),

@@ -180,7 +180,7 @@ QUANTIZED = [
         "two_stage_4_bits",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                axis_name, blockwise(dither(bits=4), 8), seed=seed
+                blockwise(dither(bits=4), 8), seed=seed, axis_name=axis_name
             )
         ),
         # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
@@ -247,7 +247,7 @@ QUANTIZED = [
         "two_stage_8_bits",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                axis_name, dither(bits=8), seed=seed
+                dither(bits=8), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),

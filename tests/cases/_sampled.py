@@ -55,7 +55,9 @@ def own_feedback_case(
     return Case(
         name,
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, codec, seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                codec, seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: (n - 1) * (sum(map(bytes, sizes)) + 4),
         dtypes=lambda n: dtypes,
@@ -80,7 +82,7 @@ SAMPLED = [
         "random_k",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, random_k(ratio=0.5), seed=seed
+                random_k(ratio=0.5), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(4 * half(sum(sizes)) + 4, n),
@@ -98,7 +100,7 @@ SAMPLED = [
         "random_k_feedback",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, error_feedback(_SCALED), seed=seed
+                error_feedback(_SCALED), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(4 * quarter(sum(sizes)) + 4, n),
@@ -116,7 +118,7 @@ SAMPLED = [
         "wangni",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, wangni(ratio=0.25), seed=seed
+                wangni(ratio=0.25), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (room_of_quarter(sum(sizes), 32) + 4),
@@ -138,7 +140,7 @@ SAMPLED = [
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),
-    own_feedback_case("ada_comp", ada_comp(bin_size=4, capacity=2), ada_comp_bytes, {"u32"}),
+    own_feedback_case("ada_comp", ada_comp(block_size=4, capacity=2), ada_comp_bytes, {"u32"}),
     own_feedback_case(
         "variance_based",
         variance_based(alpha=0.5, ratio=0.25),

@@ -22,7 +22,7 @@ def _slices(sizes: Sizes, workers: int) -> int:
 def _both_ends(codec: Codec | None):
     return cache(
         lambda axis_name="data", seed=0: jaxcomm.sharded_server(
-            optax.identity(), codec, codec, axis_name, seed=seed
+            optax.identity(), codec, codec, axis_name=axis_name, seed=seed
         )
     )
 
@@ -32,7 +32,7 @@ SHORT_MEMORY = compressed_memory(error_feedback(top_k(ratio=0.25)), dither(bits=
 
 @cache
 def _short_memory(axis_name="data", seed=0):
-    return jaxcomm.all_gather_mean(axis_name, SHORT_MEMORY, seed=seed)
+    return jaxcomm.all_gather_mean(SHORT_MEMORY, seed=seed, axis_name=axis_name)
 
 
 # A flag travels with each payload.

@@ -208,7 +208,9 @@ SIGNS = [
     Case(
         "e3m0",
         cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(axis_name, e3m0(), seed=seed)
+            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
+                e3m0(), seed=seed, axis_name=axis_name
+            )
         ),
         bytes=lambda sizes, n: (n - 1) * (word_bytes(4 * sum(sizes)) + 4 + 4),
         dtypes=lambda n: {"u32"},
@@ -224,7 +226,7 @@ SIGNS = [
         "mxfp8",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, block_float(), seed=seed
+                block_float(), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + -(-sum(sizes) // 32) + 4),
@@ -248,7 +250,7 @@ SIGNS = [
         "rotated",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, rotated(dither(levels=15)), seed=seed
+                rotated(dither(levels=15)), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(
@@ -264,7 +266,7 @@ SIGNS = [
         "rotated_blocks",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                axis_name, blockwise(rotated(dither(bits=4)), 8), seed=seed
+                blockwise(rotated(dither(bits=4)), 8), seed=seed, axis_name=axis_name
             )
         ),
         # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.

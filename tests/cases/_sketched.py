@@ -113,7 +113,7 @@ SKETCHED = [
         "count_sketch",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, count_sketch(sketch_ratio=0.5, hashing="elements"), seed=seed
+                count_sketch(sketch_ratio=0.5, hashing="elements"), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: all_reduce(4 * math.ceil(sum(sizes) / 2) + 4, n),
@@ -130,7 +130,7 @@ SKETCHED = [
         "nonzero_union",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                axis_name, nonzero_union(density=1.0, granularity="element"), seed=seed
+                nonzero_union(density=1.0, granularity="element"), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: agreed_bitmap(sum(sizes), n) + all_reduce(4 * sum(sizes) + 4, n),

@@ -95,7 +95,7 @@ SPARSE = [
         "top_k_two_stage",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                axis_name, error_feedback(top_k(ratio=0.25)), seed=seed
+                error_feedback(top_k(ratio=0.25)), seed=seed, axis_name=axis_name
             )
         ),
         bytes=lambda sizes, n: (

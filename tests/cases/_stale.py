@@ -24,7 +24,7 @@ STALE = [
     ),
     Case(
         "lazy",
-        cache(lambda axis_name="data", seed=0: jaxcomm.lazy(axis_name)),
+        cache(lambda axis_name="data", seed=0: jaxcomm.lazy(axis_name=axis_name)),
         # And two flags, before the sum.
         bytes=lambda sizes, n: all_reduce(4 * sum(sizes) + 8, n),
         dtypes=lambda n: {"f32"},
@@ -39,10 +39,10 @@ STALE = [
         "laq",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.lazy(
-                axis_name,
                 blockwise(scaled_cast("float8_e4m3fn"), BLOCK),
                 threshold=0.8,
                 max_skip=4,
+                axis_name=axis_name,
             )
         ),
         # Blocks of codes with one norm each, and the flag of the gather; before it, two flags.

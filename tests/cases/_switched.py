@@ -32,7 +32,7 @@ SWITCHED = [
         cache(
             lambda axis_name="data", seed=0: jaxcomm.warmup(
                 [
-                    jaxcomm.all_gather_mean(axis_name, _top(ratio), seed=seed)
+                    jaxcomm.all_gather_mean(_top(ratio), seed=seed, axis_name=axis_name)
                     for ratio in (0.5, 0.25, 0.125)
                 ],
                 every=1,
@@ -49,7 +49,12 @@ SWITCHED = [
         "adaptive_ratio",
         cache(
             lambda axis_name="data", seed=0: jaxcomm.adaptive_ratio(
-                axis_name, _top, [0.125, 0.25, 0.5], target_error=0.3, patience=2, seed=seed
+                _top,
+                [0.125, 0.25, 0.5],
+                target_error=0.3,
+                patience=2,
+                seed=seed,
+                axis_name=axis_name,
             )
         ),
         # And three float32 to measure the error.

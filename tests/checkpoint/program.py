@@ -26,8 +26,8 @@ def method(name: str, workers: int) -> tuple[Any, bool]:
     codec = error_feedback(top_k(k=3))
     adam = optax.adam(0.1)
     return {
-        "gathered": lambda: (optax.chain(jaxcomm.all_gather_mean("data", codec), adam), False),
-        "two_stage": lambda: (optax.chain(jaxcomm.two_stage_mean("data", codec), adam), False),
+        "gathered": lambda: (optax.chain(jaxcomm.all_gather_mean(codec), adam), False),
+        "two_stage": lambda: (optax.chain(jaxcomm.two_stage_mean(codec), adam), False),
         "sharded_server": lambda: (jaxcomm.sharded_server(adam, codec, codec), False),
         "power_sgd": lambda: (optax.chain(jaxcomm.power_sgd(rank=1), adam), False),
         "local": lambda: (optax.chain(jaxcomm.per_worker(adam), local_sgd(2)), True),

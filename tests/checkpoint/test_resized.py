@@ -17,7 +17,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.checkpoint.trees import assert_equal
 
-TX = optax.chain(jaxcomm.two_stage_mean("data", error_feedback(top_k(k=3))), optax.adam(0.1))
+TX = optax.chain(jaxcomm.two_stage_mean(error_feedback(top_k(k=3))), optax.adam(0.1))
 
 
 @pytest.fixture(autouse=True)

@@ -177,7 +177,7 @@ def test_a_bucket_in_place_of_the_extreme() -> None:
 def test_in_two_stages_and_nested() -> None:
     x = jnp.asarray(normal(8 * 64).reshape(8, 64))
     inner = chain(top_k(ratio=0.5), cast("float32"))
-    tx = jaxcomm.two_stage_mean("data", error_feedback(inner))
+    tx = jaxcomm.two_stage_mean(error_feedback(inner))
     means = aggregate(tx, x)
     assert np.ptp(means, axis=0).max() == 0 and np.any(means != 0)
 

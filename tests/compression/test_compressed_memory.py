@@ -140,7 +140,7 @@ def test_in_a_sharded_server_beside_the_mean(workers: int) -> None:
     exact = last(optax.chain(jaxcomm.mean(), optax.sgd(0.2)))
     found = last(jaxcomm.sharded_server(optax.sgd(0.2), push=loco(), pull=cast("bfloat16")))
     assert found < exact + 1e-3
-    diagnosed = jaxcomm.all_gather_mean("data", loco(), diagnostics=True)
+    diagnosed = jaxcomm.all_gather_mean(loco(), diagnostics=True)
     state = jaxcomm.init(diagnosed, jnp.zeros((20, 3)), workers)
     step = jaxcomm.simulate(loss, optax.chain(diagnosed, optax.sgd(0.2)), workers)
     _, _, metrics = step(jnp.zeros((20, 3)), (state, optax.sgd(0.2).init(0)), (inputs, labels))

@@ -57,7 +57,7 @@ def updates(shape: tuple[int, ...]) -> np.ndarray:
 
 def means_of(codec: Any, given: np.ndarray) -> np.ndarray:
     """The aggregator's means of every step on every worker, [workers, steps, ...]."""
-    tx = jaxcomm.all_reduce_mean("data", codec)
+    tx = jaxcomm.all_reduce_mean(codec)
 
     def worker(xs: jax.Array) -> jax.Array:
         _, means = jax.lax.scan(lambda s, x: tx.update(x, s)[::-1], tx.init(xs[0]), xs)

@@ -144,7 +144,7 @@ def test_sums_decode_to_sums(blocks: bool) -> None:
 
 def test_payloads_that_are_merged() -> None:
     given = np.random.default_rng(4).normal(size=(4, 500)).astype(np.float32)
-    tx = jaxcomm.merged_mean("data", rotated(exponential_dither()))
+    tx = jaxcomm.merged_mean(rotated(exponential_dither()))
     mean = given.mean(axis=0)
     lost = np.sum((aggregate(tx, jnp.asarray(given))[0] - mean) ** 2)
     # theta / n of all squares, with theta of three roundings of 9/8 each in the second moment.

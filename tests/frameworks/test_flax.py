@@ -26,7 +26,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 def with_feedback(rate: float) -> Any:
     codec = error_feedback(top_k(ratio=0.5))
-    return optax.chain(jaxcomm.all_gather_mean("data", codec), optax.sgd(rate))
+    return optax.chain(jaxcomm.all_gather_mean(codec), optax.sgd(rate))
 
 
 METHODS = {

@@ -27,7 +27,7 @@ def control(name: str, codec: Codec) -> Case:
     return HONEST._replace(
         name=name,
         codec=codec,
-        make=lambda axis="data", seed=0: jaxcomm.all_reduce_mean(axis, codec),
+        make=lambda axis="data", seed=0: jaxcomm.all_reduce_mean(codec, axis_name=axis),
     )
 
 

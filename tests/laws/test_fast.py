@@ -104,7 +104,7 @@ def without_fast_paths(codec: Codec) -> Codec:
 def updates_of(codec: Codec) -> list[np.ndarray]:
     """The updates of two steps of four workers."""
     aggregator = all_reduce_mean if codec.combine == "sum" else all_gather_mean
-    tx = aggregator("data", codec)
+    tx = aggregator(codec)
 
     def two_steps(given: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, state = tx.update(given, tx.init(given))

@@ -80,7 +80,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "warmup_every": 2,
         "bucket_bytes": 64,
     },
-    "demo": {"k": 2, "chunk": 4, "momentum": 0.9, "value_dtype": "bfloat16", **UNITS},
+    "demo": {"k": 2, "block_size": 4, "momentum": 0.9, "value_dtype": "bfloat16", **UNITS},
     "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
     "proximal": {
         "tx": optax.sgd(0.1),

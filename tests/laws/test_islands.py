@@ -108,7 +108,7 @@ def test_a_mean_within_a_replica_by_the_transformation(method: str, where: Any) 
 
 def _outer_of(aggregator: Any, axis_name: Any = "data") -> Any:
     inner, outer = optax.sgd(0.1, momentum=0.5), optax.sgd(0.7, momentum=0.5)
-    return diloco(inner, outer, 3, aggregator, axis_name=axis_name)
+    return diloco(inner, outer, 3, aggregator=aggregator, axis_name=axis_name)
 
 
 @pytest.mark.slow
@@ -117,7 +117,9 @@ def test_the_devices_of_a_replica_share_the_outer_exchange(kind: AxisType) -> No
     """Each sends its slice between replicas: the same numbers, for a part of the bytes."""
     expected = scanned(*prepared(_outer_of(jaxcomm.mean()), REPLICAS))
     whole = prepared(_outer_of(jaxcomm.mean()), mesh_of(kind))
-    step, params, state = prepared(_outer_of(jaxcomm.sliced(jaxcomm.mean(), "ici")), mesh_of(kind))
+    step, params, state = prepared(
+        _outer_of(jaxcomm.sliced(jaxcomm.mean(), axis_name="ici")), mesh_of(kind)
+    )
     np.testing.assert_allclose(scanned(step, params, state), expected, rtol=1e-5, atol=1e-6)
     sent = jaxcomm.wire.account(step, params, state, ROWS[0]).bytes_by_axis
     of_whole = jaxcomm.wire.account(*whole, ROWS[0]).bytes_by_axis
@@ -125,7 +127,7 @@ def test_the_devices_of_a_replica_share_the_outer_exchange(kind: AxisType) -> No
     # Of 2 and 3 coordinates, the 3 are padded to 4.
     assert sent["data"] - steps == (of_whole["data"] - steps) * 3 / 5
     top_k = jaxcomm.top_k_sgd(ratio=0.5)  # Its residuals differ by device of a replica.
-    step, params, state = prepared(_outer_of(jaxcomm.sliced(top_k, "ici")), mesh_of(kind))
+    step, params, state = prepared(_outer_of(jaxcomm.sliced(top_k, axis_name="ici")), mesh_of(kind))
     assert np.isfinite(scanned(step, params, state)).all()
 
 
@@ -381,7 +383,7 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             "several distinct axes",
         ),
         (
-            lambda: local_sgd(2, jaxcomm.mean("ici")),
+            lambda: local_sgd(2, aggregator=jaxcomm.mean("ici")),
             r"`aggregator` averages over \['ici'\].*`axis_name`='data'",
         ),
         (

@@ -152,7 +152,7 @@ def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
 @pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
 def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
     """One coordinate fits, all do not; the next averaging round includes their movements."""
-    fits = jaxcomm.all_gather_mean("data", nonzero(density=0.25, granularity="element"))
+    fits = jaxcomm.all_gather_mean(nonzero(density=0.25, granularity="element"))
     tx = case.neutral(optax.sgd(1.0), PERIOD, aggregator=fits)
     few = np.where(np.arange(5) == 0, GRADIENTS, 0)
     many, failed = few.copy(), 2 * PERIOD - 1
@@ -192,7 +192,7 @@ def placed(case: LocalCase, place: str) -> Any:
     if place == "inner":
         inner = jaxcomm.skip_nonfinite(inner)
     if place == "aggregator":
-        remembers = jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.8)))
+        remembers = jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.8)))
         return case.make(inner, aggregator=jaxcomm.skip_nonfinite(remembers))
     tx = case.make(inner)
     return jaxcomm.skip_nonfinite(tx) if place == "whole" else tx

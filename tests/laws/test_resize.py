@@ -123,7 +123,7 @@ EIGHT_BITS = compressed_memory(error_feedback(top_k(ratio=0.2)), dither(bits=8))
 @pytest.mark.parametrize(("old", "new"), [(3, 1), slow(4, 8), slow(8, 3)])
 def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
     """Within one step of the codes, divided by the number of workers, of which one rounds last."""
-    tx = jaxcomm.all_gather_mean("data", EIGHT_BITS, scope="bucket")
+    tx = jaxcomm.all_gather_mean(EIGHT_BITS, scope="bucket")
     params, state = trained(tx, old)
     resized, _ = jaxcomm.resize_workers(tx, state, params, new)
     again, _ = jaxcomm.resize_workers(tx, state, params, new)
@@ -140,7 +140,7 @@ def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
 @pytest.mark.parametrize("ownership", ["block", slow("cyclic")])
 def test_slices_in_8_bits_are_joined_and_cut_anew(ownership: str) -> None:
     """The owners' residuals, and the mean of the senders', within a step of the codes."""
-    tx = jaxcomm.two_stage_mean("data", EIGHT_BITS, scope="bucket", ownership=ownership)
+    tx = jaxcomm.two_stage_mean(EIGHT_BITS, scope="bucket", ownership=ownership)
     params, state = trained(tx, 8)
     resized, _ = jaxcomm.resize_workers(tx, state, params, 3)
     size = sum(int(np.prod(s)) for s in SHAPES.values())
@@ -164,9 +164,9 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
     """One vector of all leaves, of which the last rows are padded."""
     codec = error_feedback(top_k(ratio=0.2))
     if method == "gathered":
-        tx = jaxcomm.all_gather_mean("data", codec, scope="bucket")
+        tx = jaxcomm.all_gather_mean(codec, scope="bucket")
     else:
-        tx = jaxcomm.two_stage_mean("data", codec, scope="bucket", ownership=method)
+        tx = jaxcomm.two_stage_mean(codec, scope="bucket", ownership=method)
     _, state = trained(tx, old)
     resized, _ = jaxcomm.resize_workers(tx, state, start(), new)
     size = sum(int(np.prod(s)) for s in SHAPES.values())
@@ -231,7 +231,7 @@ def workers_on(workers: int, kind: AxisType) -> Mesh:
 def test_from_mesh_to_mesh(sizes: tuple[int, int], kind: AxisType) -> None:
     """Memory of senders and of owners, and state that is equal on all; parameters move too."""
     tx = optax.chain(
-        jaxcomm.skip_nonfinite(jaxcomm.two_stage_mean("data", error_feedback(top_k(k=3)))),
+        jaxcomm.skip_nonfinite(jaxcomm.two_stage_mean(error_feedback(top_k(k=3)))),
         optax.adam(0.1),
     )
     old, new = (workers_on(n, kind) for n in sizes)
@@ -330,8 +330,8 @@ def test_what_has_no_rule_is_named() -> None:
         jaxcomm.resize_workers(other, state, start(), 2)
     with pytest.raises(ValueError, match=r"it was made for other parameters or another `tx`"):
         jaxcomm.resize_workers(
-            jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1))),
-            trained(jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1))), 4)[1],
+            jaxcomm.all_gather_mean(error_feedback(top_k(k=1))),
+            trained(jaxcomm.all_gather_mean(error_feedback(top_k(k=1))), 4)[1],
             {"a": jnp.zeros(3), "b": jnp.zeros(2), "c": jnp.zeros(1), "d": jnp.ones(2)},
             2,
         )

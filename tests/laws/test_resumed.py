@@ -148,7 +148,7 @@ def test_accumulate(before: int, after: int, windows: tuple[int, ...]) -> None:
 
 
 def _stages(ks: tuple[int, ...], every: int) -> Any:
-    stages = [jaxcomm.all_gather_mean("data", error_feedback(top_k(k=k))) for k in ks]
+    stages = [jaxcomm.all_gather_mean(error_feedback(top_k(k=k))) for k in ks]
     return jaxcomm.warmup(stages, every=every)
 
 
@@ -164,7 +164,7 @@ def _stages(ks: tuple[int, ...], every: int) -> Any:
 def test_warmup(before: Any, after: Any, sent: list[int]) -> None:
     """The number of steps so far decides; a warm-up of fewer stages has its last one."""
     found = results_of([_stages(*before), _stages(*after)], [0] * 5 + [1] * 2)
-    alone = [jaxcomm.all_gather_mean("data", error_feedback(top_k(k=k))) for k in (8, 4, 2)]
+    alone = [jaxcomm.all_gather_mean(error_feedback(top_k(k=k))) for k in (8, 4, 2)]
     expected = results_of(alone, [(8, 4, 2).index(k) for k in sent])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -173,16 +173,16 @@ def test_warmup(before: Any, after: Any, sent: list[int]) -> None:
 def test_fewer_ratios() -> None:
     """The largest of the fewer ones, from which it adapts."""
     make = lambda ratios: jaxcomm.adaptive_ratio(  # noqa: E731
-        "data", lambda ratio: top_k(ratio=ratio), ratios, target_error=1e-6, patience=50
+        lambda ratio: top_k(ratio=ratio), ratios, target_error=1e-6, patience=50
     )
     found = results_of([make((0.25, 0.5, 1.0)), make((0.25, 0.5))], [0] * 2 + [1] * 2)
-    expected = results_of([jaxcomm.all_gather_mean("data", top_k(ratio=0.5))], [0] * 4)
+    expected = results_of([jaxcomm.all_gather_mean(top_k(ratio=0.5))], [0] * 4)
     np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-6)
 
 
 def test_fewer_blocks() -> None:
     """Every block is in its turn within as many steps."""
-    txs = [jaxcomm.all_reduce_mean("data", block_coordinate(blocks)) for blocks in (8, 3)]
+    txs = [jaxcomm.all_reduce_mean(block_coordinate(blocks)) for blocks in (8, 3)]
     found = results_of(txs, [0] * 5 + [1] * 4)
     means = UPDATES[:9].mean(axis=1)
     for t, turn in zip(range(5, 9), (2, 0, 1, 2), strict=True):
@@ -210,9 +210,7 @@ def test_a_shorter_interval_of_the_loss_scale() -> None:
 RINGS = {
     "delayed": lambda n: delayed(jaxcomm.mean(), n),
     "lazy": lambda n: jaxcomm.lazy(memory=n),
-    "block_coordinate": lambda n: jaxcomm.all_reduce_mean(
-        "data", block_coordinate(n, "gauss_southwell")
-    ),
+    "block_coordinate": lambda n: jaxcomm.all_reduce_mean(block_coordinate(n, "gauss_southwell")),
 }
 OWN_RINGS = {
     "sgp": lambda n: gossip.sgp(gossip.ring(N), overlap=n),

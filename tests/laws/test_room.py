@@ -131,10 +131,10 @@ def test_everything_with_the_option_is_in_the_table() -> None:
 
 
 def test_what_is_for_info_alone_is_not_kept() -> None:
-    kept = initial(all_gather_mean("data", sparsifiers.nonzero(density=0.5)), filled(1), "vmap")
+    kept = initial(all_gather_mean(sparsifiers.nonzero(density=0.5)), filled(1), "vmap")
     assert not jax.tree.leaves((kept.own, kept.shared))
     codec = feedback.error_feedback(sparsifiers.nonzero(density=0.5))
-    kept = initial(all_gather_mean("data", codec, scope="leaf"), filled(1), "vmap")
+    kept = initial(all_gather_mean(codec, scope="leaf"), filled(1), "vmap")
     assert {x.shape[1:] for x in jax.tree.leaves(kept.own)} == {(2, ROWS, COLUMNS)}
 
 
@@ -162,7 +162,7 @@ CODECS = {
 )
 def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str) -> None:
     """Two blocks of 64, of which the first has twice as many as fit."""
-    tx = all_gather_mean("data", CODECS[wrap](NOTHING_KEPT[name]()), diagnostics=True)
+    tx = all_gather_mean(CODECS[wrap](NOTHING_KEPT[name]()), diagnostics=True)
     x = jnp.zeros((WORKERS, 128)).at[:, :32].set(1.0).at[:, 64:80].set(1.0)
     x = x if wrap != "alone" else x[:, :64]
     run, state = aggregator(tx, WORKERS, "checked"), initial(tx, x, "checked")
@@ -175,7 +175,7 @@ def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str
 @pytest.mark.parametrize("name", ["threshold", *map(slow, ("nonzero", "nonzeros"))])
 def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
     tx = jaxcomm.hierarchical(
-        all_gather_mean("data", NOTHING_KEPT[name](), diagnostics=True), jaxcomm.mean("dcn")
+        all_gather_mean(NOTHING_KEPT[name](), diagnostics=True), jaxcomm.mean("dcn")
     )
     mesh = jax.make_mesh((2, 2), ("dcn", "data"), axis_types=(AxisType.Auto,) * 2)
     x = jnp.zeros((4, 64)).at[:, :16].set(1.0)
@@ -207,13 +207,13 @@ WITH_ROOM = {
     "blockwise": lambda: blockwise(sparsifiers.nonzero_union(**ELEMENTS), 64),
 }
 AGGREGATORS = {
-    "gathered": lambda codec: all_gather_mean("data", codec, diagnostics=True),
+    "gathered": lambda codec: all_gather_mean(codec, diagnostics=True),
     "gathered_agreed": lambda codec: all_gather_mean(
-        "data", codec, share_statistics=True, diagnostics=True
+        codec, share_statistics=True, diagnostics=True
     ),
-    "two_stage": lambda codec: jaxcomm.two_stage_mean("data", codec, diagnostics=True),
+    "two_stage": lambda codec: jaxcomm.two_stage_mean(codec, diagnostics=True),
     "doubling": lambda codec: jaxcomm.recursive_doubling_mean(
-        "data", lambda added: codec, diagnostics=True
+        lambda added: codec, diagnostics=True
     ),
 }
 

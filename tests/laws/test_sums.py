@@ -37,6 +37,6 @@ WRAPPERS = {
 @pytest.mark.parametrize("case", MERGED, ids=repr)
 def test_what_merges_merges_when_wrapped(case: Case, wrapper: str) -> None:
     updates, times = gradients(5), 1000
-    sample = draws(jaxcomm.merged_mean("data", WRAPPERS[wrapper](case.codec)), updates, times)
+    sample = draws(jaxcomm.merged_mean(WRAPPERS[wrapper](case.codec)), updates, times)
     off = np.abs(sample.mean(axis=0) - flat(updates).mean(axis=0))
     assert np.all(off <= 6 * sample.std(axis=0, ddof=1) / times**0.5 + 1e-6)

@@ -84,7 +84,7 @@ def drawn(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("signs", [False, slow(True)])
 def test_the_updates_are_those_of_the_equations(signs: bool) -> None:
     given = {name: drawn(STEPS, WORKERS, *shape) for name, shape in SHAPES.items()}
-    tx = jaxcomm.demo(k=3, chunk=4, momentum=0.9, signs=signs)
+    tx = jaxcomm.demo(k=3, block_size=4, momentum=0.9, signs=signs)
 
     def worker(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
         state = tx.init(jax.tree.map(lambda x: x[0], gradients))
@@ -114,7 +114,7 @@ def test_the_momentum_is_what_was_not_sent() -> None:
 @pytest.mark.parametrize("k", [16, slow(99)])
 def test_all_coefficients_are_the_mean(k: int) -> None:
     given = drawn(WORKERS, 7, 9)
-    means = aggregate(jaxcomm.demo(k=k, chunk=4, momentum=1.0), jnp.asarray(given))
+    means = aggregate(jaxcomm.demo(k=k, block_size=4, momentum=1.0), jnp.asarray(given))
     np.testing.assert_allclose(means[0], given.mean(axis=0), atol=2e-6)
 
 
@@ -136,7 +136,7 @@ def is_jaxpr(value: Any) -> bool:
 
 
 def test_a_mean_takes_one_inverse_transform() -> None:
-    tx = jaxcomm.all_gather_mean("data", cosine(top_k(k=3)))
+    tx = jaxcomm.all_gather_mean(cosine(top_k(k=3)))
     one = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
     jaxpr = jax.make_jaxpr(jax.vmap(one, axis_name="data"))(jnp.zeros((5, 128, 128)))
     found = products(jaxpr.jaxpr)
@@ -157,8 +157,8 @@ def test_with_other_codecs() -> None:
     [
         ({"k": 0}, "`k` must be a Python int of at least 1, got 0"),
         ({"k": 2.0}, "`k`.*got 2.0"),
-        ({"chunk": 0}, "`chunk` must be a Python int of at least 1, got 0"),
-        ({"chunk": 257}, "`chunk` must be at most 256, got 257"),
+        ({"block_size": 0}, "`block_size` must be a Python int of at least 1, got 0"),
+        ({"block_size": 257}, "`block_size` must be at most 256, got 257"),
         ({"momentum": 0}, r"`momentum` must be a Python float in \(0, 1\], got 0"),
         ({"momentum": 1.5}, "`momentum`.*got 1.5"),
         ({"signs": 1}, "`signs` must be True or False, got 1"),

@@ -69,7 +69,7 @@ def test_against_a_tree_by_hand_elsewhere(workers: int, mode: Mode) -> None:
 
 @pytest.mark.slow
 def test_one_worker_is_top_k_with_error_feedback() -> None:
-    alone = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=COUNT)))
+    alone = jaxcomm.all_gather_mean(error_feedback(top_k(k=COUNT)))
     updates = np.random.default_rng(0).normal(size=(4, 1, SIZE)).astype(np.float32)
     states = [initial(tx, jnp.asarray(updates[0]), "vmap") for tx in (TX, alone)]
     for step in updates:

@@ -41,8 +41,8 @@ def frequent_rows() -> np.ndarray:
 def test_turns_need_less_room_than_runs() -> None:
     given, codec = jnp.asarray(frequent_rows()), nonzero(density=0.25)
     exact = np.asarray(given).mean(axis=0)
-    turns = jaxcomm.two_stage_mean("data", codec, ownership="cyclic", scope="leaf")
-    runs = jaxcomm.two_stage_mean("data", nonzero(density=0.25, granularity=WIDTH))
+    turns = jaxcomm.two_stage_mean(codec, ownership="cyclic", scope="leaf")
+    runs = jaxcomm.two_stage_mean(nonzero(density=0.25, granularity=WIDTH))
     np.testing.assert_array_equal(aggregate(turns, given)[0], exact)
     assert (aggregate(runs, given)[0] != exact).any()
 
@@ -63,7 +63,6 @@ def test_dense_leaves_go_with_the_exact_mean() -> None:
 def test_what_has_no_room_at_either_end_comes_later(density: float, union: float) -> None:
     given = jnp.zeros((WORKERS, ROWS, WIDTH)).at[:, ::4].set(4.0)  # All of one server.
     tx = jaxcomm.two_stage_mean(
-        "data",
         error_feedback(nonzero(density=density)),
         mean_codec=error_feedback(nonzero(density=union)),
         ownership="cyclic",
@@ -82,7 +81,7 @@ def test_what_has_no_room_at_either_end_comes_later(density: float, union: float
 
 def test_impossible_cuts() -> None:
     with pytest.raises(ValueError, match="`ownership` must be one of"):
-        jaxcomm.two_stage_mean("data", nonzero(density=0.5), ownership="columns")
+        jaxcomm.two_stage_mean(nonzero(density=0.5), ownership="columns")
 
 
 def test_bytes_follow_the_densities() -> None:

@@ -72,7 +72,7 @@ def test_each_collective_has_its_own_calibrated_link() -> None:
     slow, fast = perf.Link(1e6, 0.0), perf.Link(1e12, 0.0)
     names = ("all_gather", "all_to_all", "reduce_scatter", "ppermute")
     calibration = perf.Calibration({"data": {"all_reduce": slow, **dict.fromkeys(names, fast)}}, {})
-    gathered = jaxcomm.all_gather_mean("data", natural())
+    gathered = jaxcomm.all_gather_mean(natural())
     assert seen(jaxcomm.mean(), link=calibration).network_seconds == pytest.approx(7, rel=1e-3)
     assert seen(gathered, link=calibration).network_seconds < 0.1
     with pytest.raises(ValueError, match=r"no axis 'model', only \['data'\]"):
@@ -191,7 +191,7 @@ def test_compute_seconds_are_positive(wrong: Any) -> None:
     ],
 )
 def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
-    tx = jaxcomm.all_gather_mean("data", natural())
+    tx = jaxcomm.all_gather_mean(natural())
     with pytest.raises(ValueError, match=message):
         seen(tx, **options)
 

@@ -65,18 +65,18 @@ FAMILIES: dict[str, Family] = {
     "recipe in two stages": Family(
         lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, slow=True
     ),
-    "two stages": Family(lambda: jaxcomm.two_stage_mean("data", _dithering()), True, slow=True),
+    "two stages": Family(lambda: jaxcomm.two_stage_mean(_dithering()), True, slow=True),
     "two stages, feedback at both ends": Family(
-        lambda: jaxcomm.two_stage_mean("data", error_feedback(_dithering())), True, slow=True
+        lambda: jaxcomm.two_stage_mean(error_feedback(_dithering())), True, slow=True
     ),
     "votes": Family(jaxcomm.majority_vote, True, slow=True),
     "feedback": Family(
-        lambda: jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.75))),
+        lambda: jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.75))),
         True,
         size=SIZE // 6,
     ),
     "feedback that is shared": Family(
-        lambda: jaxcomm.all_gather_mean("data", ef21(_dithering())),
+        lambda: jaxcomm.all_gather_mean(ef21(_dithering())),
         True,
         size=SIZE // 2,
         slow=True,

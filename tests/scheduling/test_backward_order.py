@@ -108,7 +108,7 @@ def test_a_plan_trains() -> None:
 
 def top_k(ratio: float) -> Any:
     return jaxcomm.all_gather_mean(
-        "data", feedback.error_feedback(sparsifiers.top_k(ratio=ratio)), scope="leaf"
+        feedback.error_feedback(sparsifiers.top_k(ratio=ratio)), scope="leaf"
     )
 
 

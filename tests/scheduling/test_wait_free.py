@@ -26,9 +26,7 @@ METHODS = {
     "global_qsgd": jaxcomm.global_qsgd,
     "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.25),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
-    "two_stage": lambda: jaxcomm.two_stage_mean(
-        "data", feedback.error_feedback(quantizers.one_bit())
-    ),
+    "two_stage": lambda: jaxcomm.two_stage_mean(feedback.error_feedback(quantizers.one_bit())),
 }
 
 

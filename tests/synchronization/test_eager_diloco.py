@@ -68,9 +68,9 @@ def test_against_numpy(eager: bool, workers: Any) -> None:
 
 @pytest.mark.slow
 def test_only_the_late_displacement_is_sent_and_feedback_keeps_the_rest() -> None:
-    aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2)))
+    aggregator = jaxcomm.all_gather_mean(error_feedback(top_k(k=2)))
     for given in (None, aggregator):
-        tx = eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD, given)
+        tx = eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD, aggregator=given)
         params = jaxcomm.replicate(jnp.zeros(SIZE), N)
         step = jaxcomm.simulate(loss, tx, N, metrics="own")
         sent = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, N), TARGETS)

@@ -186,8 +186,10 @@ def test_post_local_sgd_meets_in_every_step_at_first() -> None:
 
 @pytest.mark.slow
 def test_compressed_with_feedback_on_a_mesh_and_simulated() -> None:
-    aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=2)))
-    tx = diloco(optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.5), 2, aggregator)
+    aggregator = jaxcomm.all_gather_mean(error_feedback(top_k(k=2)))
+    tx = diloco(
+        optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.5), 2, aggregator=aggregator
+    )
     simulated, state = run(tx, 8)
     here, _ = run(tx, 8, mesh_of(N))
     np.testing.assert_allclose(here, simulated, rtol=1e-5, atol=1e-6)
@@ -221,15 +223,21 @@ def test_nothing_is_sent_between_exchanges() -> None:
     [
         (lambda: local_sgd(0), "`period` must be a Python int of at least 1"),
         (lambda: local_sgd(2.5), "`period` must be a Python int of at least 1"),
-        (lambda: local_sgd(optax.sgd(0.1), 2), "`period` must be .*, got an optax transformation"),
-        (lambda: local_sgd(2, 0.7), "`aggregator` must be an optax transformation, got 0.7"),
+        (
+            lambda: local_sgd(optax.sgd(0.1), aggregator=2),
+            "`period` must be .*, got an optax transformation",
+        ),
+        (
+            lambda: local_sgd(2, aggregator=0.7),
+            "`aggregator` must be an optax transformation, got 0.7",
+        ),
         (lambda: post_local(-1, 2), "`start` must be a Python int of at least 0"),
         (lambda: post_local(1, 0), "`period` must be"),
         (lambda: slowmo(2, momentum=1.0), r"`momentum` must be in \[0, 1\)"),
         (lambda: diloco(optax.sgd(0.1), 0.7, 2), "`outer` must be an optax transformation"),
         (lambda: diloco(0.1, optax.sgd(0.1), 2), "`inner` must be an optax transformation"),
         (lambda: pr_sgd(optax.sgd(0.1), 0), "`period` must be"),
-        (lambda: pr_sgd(0.1, 2), "`optimizer` must be an optax transformation"),
+        (lambda: pr_sgd(0.1, 2), "`inner` must be an optax transformation"),
         (lambda: local_sgd(2).init(jnp.ones(2)), "is not bound here"),
     ],
 )

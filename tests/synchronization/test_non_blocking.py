@@ -104,8 +104,8 @@ def test_a_window_that_is_longer_than_an_epoch() -> None:
 AGGREGATORS = {
     "mean": jaxcomm.mean(),
     "ring_mean": jaxcomm.ring_mean(),
-    "gathered": jaxcomm.all_gather_mean("data", jaxcomm.compression.sparsifiers.top_k(ratio=1.0)),
-    "two_stage": jaxcomm.two_stage_mean("data", dither(levels=2**15)),
+    "gathered": jaxcomm.all_gather_mean(jaxcomm.compression.sparsifiers.top_k(ratio=1.0)),
+    "two_stage": jaxcomm.two_stage_mean(dither(levels=2**15)),
     "global_qsgd": jaxcomm.global_qsgd(levels=2**12),
 }
 

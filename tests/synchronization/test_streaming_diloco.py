@@ -99,7 +99,7 @@ def test_one_fragment_that_arrives_at_once_is_diloco() -> None:
 
 @pytest.mark.slow
 def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
-    aggregator = jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1)))
+    aggregator = jaxcomm.all_gather_mean(error_feedback(top_k(k=1)))
     counts = 4 * 2  # Steps that were taken, and left out.
     for given, own in ((None, [4 * 3 + counts, 4 * 7 + counts]), (aggregator, None)):
         tx = streaming_diloco(optax.sgd(0.1), optax.sgd(**OUTER), 6, fragments=2, aggregator=given)
@@ -121,7 +121,7 @@ def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
 @pytest.mark.slow
 def test_equal_leaves_of_two_fragments_are_rounded_apart() -> None:
     # Before its first meeting, a fragment moves by so many equal steps: signs and norms agree.
-    aggregator = jaxcomm.all_gather_mean("data", dither(levels=1, norm="l2"))
+    aggregator = jaxcomm.all_gather_mean(dither(levels=1, norm="l2"))
     tx = streaming_diloco(optax.sgd(1.0), optax.sgd(1.0), 2, fragments=2, aggregator=aggregator)
     params = jaxcomm.replicate({"a": jnp.zeros(400), "b": jnp.zeros(400)}, 1)
     step = jaxcomm.simulate(lambda x, g: jnp.sum((x["a"] + x["b"]) * g[0]), tx, 1, donate=False)

@@ -241,7 +241,7 @@ def compiled(name: str, **options: Any) -> Any:
     mesh = mesh_named(name)
     axes = mesh.axis_names
     entry = axes if len(axes) > 1 else axes[0]
-    gather = weight_gather(P(entry), axes)
+    gather = weight_gather(P(entry), axis_name=axes)
 
     def model(weights: jax.Array, x: jax.Array, of_layer: Any) -> jax.Array:
         @jax.checkpoint
@@ -339,7 +339,7 @@ def test_other_axes_of_the_mesh_are_refused() -> None:
 def test_groups_of_3_by_8() -> None:
     """Simulated: the mean of 24 gradients, with 8 bits within a node and 4 rotated bits between."""
     codecs = {"device": dither(bits=8), "node": rotated(dither(bits=4))}
-    gather = weight_gather(P(("node", "device")), ("node", "device"), push=codecs)
+    gather = weight_gather(P(("node", "device")), axis_name=("node", "device"), push=codecs)
     rng = np.random.default_rng(0)
     slopes = jnp.asarray(rng.normal(size=(3, 8, 48)), jnp.float32)
 

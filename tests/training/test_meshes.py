@@ -40,9 +40,7 @@ def rows(steps: int = 3) -> np.ndarray:
 # One that keeps memory by worker, one that permutes, one with exchanges in a conditional.
 METHODS: dict[str, Callable[[int], tuple[Any, bool]]] = {
     "feedback": lambda n: (
-        optax.chain(
-            jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.5))), optax.rmsprop(0.1)
-        ),
+        optax.chain(jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.5))), optax.rmsprop(0.1)),
         False,
     ),
     "gossip": lambda n: (optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(n))), True),

@@ -32,7 +32,7 @@ def qsgd() -> Any:
 
 def compressed() -> Any:
     codec = feedback.error_feedback(sparsifiers.top_k(ratio=0.5))
-    return optax.chain(jaxcomm.all_gather_mean("data", codec), optax.sgd(0.1))
+    return optax.chain(jaxcomm.all_gather_mean(codec), optax.sgd(0.1))
 
 
 def exact() -> Any:

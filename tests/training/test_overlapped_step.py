@@ -66,7 +66,7 @@ def require_equal(found: list[Any], expected: list[Any], **tolerance: float) -> 
             np.testing.assert_allclose(one, other, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
 
 
-FEEDBACK = {"aggregator": jaxcomm.all_gather_mean("data", error_feedback(top_k(k=1)))}
+FEEDBACK = {"aggregator": jaxcomm.all_gather_mean(error_feedback(top_k(k=1)))}
 BOTH = [
     ({**FEEDBACK}, AxisType.Auto, 0),
     slow({}, AxisType.Explicit, None),

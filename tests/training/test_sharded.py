@@ -32,7 +32,7 @@ METHODS: dict[str, Any] = {
     "mean": jaxcomm.mean,
     "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.3),
     "power_sgd": lambda: jaxcomm.power_sgd(rank=1),
-    "two_stage": lambda: two_stage_mean("data", error_feedback(scaled_signs())),
+    "two_stage": lambda: two_stage_mean(error_feedback(scaled_signs())),
     "warmup": lambda: jaxcomm.warmup(
         [jaxcomm.top_k_sgd(ratio=0.9), jaxcomm.top_k_sgd(ratio=0.3)], every=2
     ),
@@ -347,7 +347,7 @@ def test_fully_sharded_within_a_rack() -> None:
 def test_bfloat16_accumulation_and_model_state(dtype: Any) -> None:
     mesh = mesh_of(AxisType.Auto, WORKERS, SHARDS)
     aggregator = jaxcomm.shard_local(
-        jaxcomm.all_reduce_mean("data", error_feedback(scaled(dither(levels=100)))), SPECS
+        jaxcomm.all_reduce_mean(error_feedback(scaled(dither(levels=100)))), SPECS
     )
     tx = optax.chain(jaxcomm.accumulate(aggregator, 2), optax.sgd(1.0))
 

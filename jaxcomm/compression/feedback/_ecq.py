@@ -13,7 +13,7 @@ def _require_fraction(name: str, value: float) -> None:
         raise ValueError(f"`{name}` must be a Python float in [0, 1], got {value!r}.")
 
 
-def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
+def ecq(codec: Codec, *, alpha: float = 0.2, decay: float = 0.9) -> Codec:
     r"""Adds to each update a fraction of the quantizer's accumulated error.
 
     .. math:: q^t = Q(x^t + \alpha h^t), \qquad h^{t+1} = \beta h^t + (x^t - q^t)
@@ -26,11 +26,11 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
     Args:
       codec: An unbiased codec that states its `variance` :math:`\omega`, such as
         :func:`jaxcomm.compression.quantizers.dither`. :math:`\omega` may exceed 1. With the default
-        `alpha` and `beta` it must be below 12.75. Use blocks to reach that:
+        `alpha` and `decay` it must be below 12.75. Use blocks to reach that:
         `blockwise(dither(), 256)`.
       alpha: :math:`\alpha` in [0, 1], the fraction of the error that one step compensates; 0 is
         `codec`.
-      beta: :math:`\beta` in [0, 1], the decay of the error per step.
+      decay: :math:`\beta` in [0, 1], what an older error keeps per step.
 
     Returns:
       A codec that keeps one array like `x` on each worker.
@@ -59,15 +59,15 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
     """
     omega = require_unbiased(codec, "ecq")
     _require_fraction("alpha", alpha)
-    _require_fraction("beta", beta)
+    _require_fraction("decay", decay)
 
     def require(size: int, workers: int) -> None:
         noise = omega(max(size, 1), workers)
-        growth = alpha**2 * noise + (beta - alpha) ** 2
+        growth = alpha**2 * noise + (decay - alpha) ** 2
         if growth >= 1:
             raise ValueError(
-                f"`ecq` needs alpha^2 omega + (beta - alpha)^2 below 1: otherwise errors grow "
-                f"without bound. With `alpha`={alpha}, `beta`={beta} and omega={noise:.3g} for "
+                f"`ecq` needs alpha^2 omega + (decay - alpha)^2 below 1: otherwise errors grow "
+                f"without bound. With `alpha`={alpha}, `decay`={decay} and omega={noise:.3g} for "
                 f"{size} coordinates of {workers} workers it is {growth:.3g}. Use a smaller "
                 "`alpha`, more levels, or smaller blocks."
             )
@@ -79,7 +79,7 @@ def ecq(codec: Codec, *, alpha: float = 0.2, beta: float = 0.9) -> Codec:
         codec,
         initial=jnp.zeros_like,
         corrected=corrected,
-        updated=lambda error, x, sent: beta * error + (x - sent),
+        updated=lambda error, x, sent: decay * error + (x - sent),
         require=require,
         compensates=True,
         elementwise=True,

@@ -28,17 +28,18 @@ def _require_positive(name: str, value: object) -> None:
         raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
 
 
-def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
+def ada_comp(*, block_size: int = 500, capacity: int = 5) -> Codec:
     r"""Sends the coordinates close to the largest accumulated magnitude of their bin.
 
     .. math:: G = e + x, \qquad H = G + x, \qquad g_b = \max_{j \in b} |G_j|, \qquad
               C_j = \begin{cases} \mathrm{sgn}(G_j) \, \bar g & |H_j| \ge g_{b(j)} \\
               0 & \text{otherwise} \end{cases}, \qquad e \gets G - C
 
-    where :math:`b` are bins of `bin_size` coordinates, :math:`\bar g` the mean of :math:`g_b` over
-    all bins, and :math:`e` the residual. A coordinate is sent if another step like this one would
-    raise it to at least the largest magnitude of its bin, so the data determine the number sent.
-    Sends :math:`\lceil \log_2 (2 \cdot \text{bin\_size} + 1) \rceil` bits (index, sign, or none)
+    where :math:`b` are bins of `block_size` coordinates, :math:`\bar g` the mean of :math:`g_b`
+    over all bins, and :math:`e` the residual. A coordinate is sent if another step like this one
+    would raise it to at least the largest magnitude of its bin, so the data determine the number
+    sent.
+    Sends :math:`\lceil \log_2 (2 \cdot \text{block\_size} + 1) \rceil` bits (index, sign, or none)
     for each of `capacity` entries of each bin, and 4 bytes.
 
     The capacity is fixed at trace time. Coordinates over the capacity stay in the residual, and
@@ -46,8 +47,8 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
     do not wrap it in error feedback. No error bound is known.
 
     Args:
-      bin_size: The number of coordinates of a bin. The paper takes 50 for convolutions and 500 for
-        other layers.
+      block_size: The number of coordinates of a bin. The paper takes 50 for convolutions and 500
+        for other layers.
       capacity: The largest number of coordinates sent per bin; those of largest :math:`|H|` have
         priority. The default is close to the paper's compression rates: 40 for bins of 50 and 200
         for bins of 500.
@@ -63,7 +64,7 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
       >>> from jaxcomm.compression.sparsifiers import ada_comp
-      >>> codec, x = ada_comp(bin_size=3), jnp.array([1.0, -4.0, 3.0, 0.0, 2.0, 0.5])
+      >>> codec, x = ada_comp(block_size=3), jnp.array([1.0, -4.0, 3.0, 0.0, 2.0, 0.5])
       >>> context = Context.of(x, memory=codec.init(x))
       >>> payload, memory = codec.encode(context, x)
       >>> print(codec.decode(context, payload), memory.own.kept)
@@ -76,12 +77,12 @@ def ada_comp(*, bin_size: int = 500, capacity: int = 5) -> Codec:
     Differs from the paper: the capacity of each bin is limited. A symbol takes the bits it needs,
     instead of 8 or 16.
     """
-    _require_positive("bin_size", bin_size)
+    _require_positive("block_size", block_size)
     _require_positive("capacity", capacity)
 
     def bins_of(size: int) -> tuple[int, int, int]:
         """The number of bins, the size of each, and the number of entries sent for each."""
-        width = max(min(bin_size, size), 1)
+        width = max(min(block_size, size), 1)
         entries = min(capacity, width)
         bits = entries * (2 * width).bit_length()  # Of one bin; at most 2**32 bits can be packed.
         require_countable(size, min(MOST, (2**32 - 1) // bits * width))

@@ -197,7 +197,7 @@ def block_coordinate(blocks: int, order: Order = "cyclic") -> Codec:
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> from jaxcomm.compression.sparsifiers import block_coordinate
-      >>> tx = jaxcomm.all_reduce_mean("data", block_coordinate(2))
+      >>> tx = jaxcomm.all_reduce_mean(block_coordinate(2))
       >>> def two_steps(g):
       ...     first, state = tx.update(g, tx.init(g))
       ...     second, state = tx.update(g, state)

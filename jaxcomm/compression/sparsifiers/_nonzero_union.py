@@ -60,7 +60,7 @@ def nonzero_union(
       >>> import jax, jax.numpy as jnp
       >>> from jaxcomm import all_reduce_mean
       >>> from jaxcomm.compression.sparsifiers import nonzero_union
-      >>> tx = all_reduce_mean("data", nonzero_union(density=0.5), scope="leaf")
+      >>> tx = all_reduce_mean(nonzero_union(density=0.5), scope="leaf")
       >>> x = jnp.zeros((2, 4, 1)).at[0, 1].set(2.0).at[1, 3].set(4.0)
       >>> average = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
       >>> print(average(x)[0].T)

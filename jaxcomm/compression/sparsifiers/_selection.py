@@ -104,20 +104,20 @@ def kth_largest(
     return lax.fori_loop(0, 32, refine, _axis.varying_like(jnp.uint32(0), numbers))
 
 
-class _Plan(NamedTuple):
+class _Sample(NamedTuple):
     stride: int  # of the sample
     rank: int  # the rank in the sample, from the largest, of the bound
     room: int  # for the numbers that reach the bound
 
 
-def _plan(size: int, k: int) -> _Plan:
+def _plan(size: int, k: int) -> _Sample:
     """Leaves a margin of three standard deviations of a random sample below, and four above."""
     # Odd, so that the sample is not one column of a matrix.
     stride = max(size // _SAMPLE, _STRIDE) | 1
     expected = k / stride
     rank = math.ceil(expected + 3 * math.sqrt(expected)) + 1
     room = math.ceil((rank + 4 * math.sqrt(rank)) * stride)
-    return _Plan(stride, min(rank, -(-size // stride)), min(room, size))
+    return _Sample(stride, min(rank, -(-size // stride)), min(room, size))
 
 
 class _Bracket(NamedTuple):
@@ -138,7 +138,7 @@ def _all_marks(size: int) -> np.ndarray:
     return words
 
 
-def _candidates(x: jax.Array, k: int, number: Number, plan: _Plan) -> jax.Array:
+def _candidates(x: jax.Array, k: int, number: Number, plan: _Sample) -> jax.Array:
     """The marks of at least `k` and at most `plan.room` numbers that include the `k` largest."""
     zero = _axis.varying_like(jnp.uint32(0), x)
 

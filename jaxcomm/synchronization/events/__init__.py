@@ -4,9 +4,9 @@ A policy says what an event changes and which workers begin after it; :func:`eve
 policy on the clock of any straggler model.
 """
 
-from jaxcomm.synchronization.events._ad_psgd import ad_psgd
 from jaxcomm.synchronization.events._admm import Subproblem, d_admm, jacobi_admm
 from jaxcomm.synchronization.events._asy_lpg import asy_lpg
+from jaxcomm.synchronization.events._asynchronous_pairs import asynchronous_pairs
 from jaxcomm.synchronization.events._decoupled_diloco import decoupled_diloco
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
@@ -24,7 +24,7 @@ __all__ = [
     "Record",
     "Sent",
     "Subproblem",
-    "ad_psgd",
+    "asynchronous_pairs",
     "asy_lpg",
     "backup_workers",
     "bulk_synchronous",

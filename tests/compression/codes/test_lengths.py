@@ -155,7 +155,7 @@ def test_what_is_sent() -> None:
     }
     for code, words in sizes.items():
         codec = code(dither(levels=7), room=3.0)
-        tx = jaxcomm.all_gather_mean("data", codec)
+        tx = jaxcomm.all_gather_mean(codec)
         run, state = aggregator(tx, 3, "checked"), abstract(tx, x, "checked")
         sent = jaxcomm.wire.account(run, x, state, jnp.ones(3)).collectives[0].bytes_per_worker
         assert sent == 2 * 4 * (words + 2)  # to 2 workers; the norm and the flag are a word each

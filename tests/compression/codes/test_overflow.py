@@ -32,7 +32,7 @@ def given(kind: str = "normal", size: int = SIZE) -> jax.Array:
 
 @functools.cache
 def mean_of(codec: Codec) -> Any:
-    tx = jaxcomm.all_gather_mean("data", codec, seed=1)
+    tx = jaxcomm.all_gather_mean(codec, seed=1)
     return jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"))
 
 
@@ -218,7 +218,7 @@ def test_mistakes() -> None:
 def test_sums_are_refused(codec: Codec) -> None:
     for aggregator in (jaxcomm.all_reduce_mean, jaxcomm.merged_mean):
         with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
-            aggregator("data", codec)
+            aggregator(codec)
     with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
         jaxcomm.compression.low_rank.projection(2, "right", factor_codec=codec)
 

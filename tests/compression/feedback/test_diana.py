@@ -42,7 +42,7 @@ def advanced(tx: Any, steps: int, mode: Any = "vmap") -> tuple[Any, Any, np.ndar
 @AGGREGATORS
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
-    _, state, _ = advanced(aggregate("data", diana(quantizer())), 6, mode)
+    _, state, _ = advanced(aggregate(diana(quantizer())), 6, mode)
     own, shared = shifts(state)
     np.testing.assert_allclose(shared, own.mean(axis=0), rtol=0, atol=1e-6)
     assert np.abs(own).max() > 0.1
@@ -55,7 +55,7 @@ def test_shifts_and_their_rate(aggregate: Any, mode: Any) -> None:
 @pytest.mark.slow
 @GATHERED
 def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
-    run, state, _ = advanced(aggregate("data", diana(quantizer())), 5)
+    run, state, _ = advanced(aggregate(diana(quantizer())), 5)
     given, draws = draw(9), 4000
     assert np.abs(shifts(state)[1]).max() > 0.1
     once = lambda key: run(jnp.asarray(given, jnp.float32), state._replace(key=key), ONES)[0][0]  # noqa: E731
@@ -76,17 +76,17 @@ def test_unbiased_after_any_number_of_steps(aggregate: Any) -> None:
 @pytest.mark.slow
 @GATHERED
 def test_without_shifts_it_is_the_quantizer(aggregate: Any) -> None:
-    _, _, plain = advanced(aggregate("data", quantizer()), 4)
-    _, state, still = advanced(aggregate("data", diana(quantizer(), alpha=0)), 4)
+    _, _, plain = advanced(aggregate(quantizer()), 4)
+    _, state, still = advanced(aggregate(diana(quantizer(), alpha=0)), 4)
     np.testing.assert_array_equal(still, plain)
     np.testing.assert_array_equal(shifts(state)[0], 0)
 
 
 @pytest.mark.slow
 def test_a_wrapper_hands_shared_memory_on() -> None:
-    _, _, bare = advanced(jaxcomm.all_reduce_mean("data", diana(quantizer())), 5)
+    _, _, bare = advanced(jaxcomm.all_reduce_mean(diana(quantizer())), 5)
     wrapped = momentum_correction(diana(quantizer()), 0.0, momentum_masking=False)
-    _, _, inside = advanced(jaxcomm.all_reduce_mean("data", wrapped), 5)
+    _, _, inside = advanced(jaxcomm.all_reduce_mean(wrapped), 5)
     np.testing.assert_array_equal(inside, bare)
 
 

@@ -24,7 +24,7 @@ def draw(steps: int = 40) -> np.ndarray:
 
 def test_errors_are_a_geometric_sum() -> None:
     given = draw()
-    sent, kept = run(ecq(quantizer(), alpha=0.3, beta=0.8), jnp.asarray(given))
+    sent, kept = run(ecq(quantizer(), alpha=0.3, decay=0.8), jnp.asarray(given))
     ages = np.arange(40)[:, None] - np.arange(40)[None]
     weights = np.where(ages >= 0, 0.8 ** np.maximum(ages, 0), 0)
     np.testing.assert_allclose(kept, weights @ (given - sent), rtol=0, atol=1e-5)
@@ -51,13 +51,13 @@ def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
 
 def test_limits() -> None:
     given = jnp.asarray(draw())
-    plain = run(ecq(quantizer(), alpha=0, beta=0), given)[0]
+    plain = run(ecq(quantizer(), alpha=0, decay=0), given)[0]
     np.testing.assert_array_equal(run(ecq(quantizer(), alpha=0), given)[0], plain)
     # Without compensation, what is kept is the last error of the quantizer itself.
-    _, kept = run(ecq(quantizer(), alpha=0, beta=0), given)
+    _, kept = run(ecq(quantizer(), alpha=0, decay=0), given)
     np.testing.assert_allclose(kept, given - plain, rtol=0, atol=1e-6)
     full, fed_back = (
-        run(ecq(dither(), alpha=1, beta=1), given),
+        run(ecq(dither(), alpha=1, decay=1), given),
         run(error_feedback(dither()), given),
     )
     np.testing.assert_allclose(full, fed_back, rtol=0, atol=1e-4)
@@ -74,7 +74,7 @@ def test_unstable_options_are_refused_with_the_numbers() -> None:
     _, stable = run(ecq(coarse, alpha=0.1), given)  # 0.2 + 0.64 = 0.84
     assert np.sum(stable[100:] ** 2, axis=1).max() < 100 * np.sum(np.asarray(given[0]) ** 2) * 20
     unchecked = coarse.replace(claims=Claims(variance=lambda size, workers: 0.0))
-    assert not np.sum(run(ecq(unchecked, alpha=0.9, beta=1), given)[1][-1] ** 2) < 1e15
+    assert not np.sum(run(ecq(unchecked, alpha=0.9, decay=1), given)[1][-1] ** 2) < 1e15
 
 
 def test_mistakes() -> None:
@@ -82,5 +82,5 @@ def test_mistakes() -> None:
         ecq(top_k(k=1))
     with pytest.raises(ValueError, match=r"`alpha` must be a Python float in \[0, 1\], got 2"):
         ecq(quantizer(), alpha=2)
-    with pytest.raises(ValueError, match=r"`beta` must be a Python float in \[0, 1\], got -1"):
-        ecq(quantizer(), beta=-1)
+    with pytest.raises(ValueError, match=r"`decay` must be a Python float in \[0, 1\], got -1"):
+        ecq(quantizer(), decay=-1)

@@ -34,7 +34,7 @@ def draw(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["checked", slow("vmap")])
 @pytest.mark.parametrize("codec", [top_k(k=2), scaled(dither(levels=1))])
 def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> None:
-    tx = jaxcomm.all_gather_mean("data", ef21(codec))
+    tx = jaxcomm.all_gather_mean(ef21(codec))
     run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.zeros((WORKERS, D)), mode)
     for seed in range(8):
         results, state = run(jnp.asarray(draw(seed), jnp.float32), state, ONES)
@@ -46,7 +46,7 @@ def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> Non
 
 def test_estimates_approach_constant_updates_at_the_rate_of_the_contraction() -> None:
     given = draw()
-    tx = jaxcomm.all_gather_mean("data", ef21(top_k(k=2)))
+    tx = jaxcomm.all_gather_mean(ef21(top_k(k=2)))
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.zeros((WORKERS, D)), "vmap")
     for step in range(1, 6):
         results, state = run(jnp.asarray(given, jnp.float32), state, ONES)
@@ -62,7 +62,7 @@ def descend(codec: Codec, steps: int, aggregate: Any = jaxcomm.all_gather_mean) 
     scales, targets = rng.uniform(0.5, 2, (WORKERS, D)), 5 * rng.normal(size=(WORKERS, D))
     optimum = np.mean(scales * targets, axis=0) / np.mean(scales, axis=0)
     a, b = jnp.asarray(scales, jnp.float32), jnp.asarray(targets, jnp.float32)
-    tx = aggregate("data", codec)
+    tx = aggregate(codec)
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, b, "vmap")
 
     def step(carry: Any, _: None) -> Any:
@@ -86,7 +86,7 @@ def test_linear_convergence_where_workers_disagree() -> None:
 @pytest.mark.parametrize("steps", [4_000, slow(30_000)])
 def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, steps: int) -> None:
     given = np.random.default_rng(1).normal(size=(3, 13)).astype(np.float32)
-    tx = jaxcomm.all_gather_mean("data", codec)
+    tx = jaxcomm.all_gather_mean(codec)
     run, state = aggregator(tx, 3, "vmap"), initial(tx, jnp.asarray(given), "vmap")
     step = lambda state, _: (run(jnp.asarray(given), state, jnp.ones(3))[1], None)  # noqa: E731
     state, _ = jax.jit(lambda state: jax.lax.scan(step, state, length=steps))(state)
@@ -97,7 +97,7 @@ def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, steps: int) -
 
 def test_a_contraction_is_required() -> None:
     update = lambda codec: aggregator(  # noqa: E731
-        tx := jaxcomm.all_gather_mean("data", ef21(codec)), WORKERS, "vmap"
+        tx := jaxcomm.all_gather_mean(ef21(codec)), WORKERS, "vmap"
     )(jnp.ones((WORKERS, 500)), initial(tx, jnp.ones((WORKERS, 500)), "vmap"), ONES)
     with pytest.raises(ValueError, match=r"`ef21` needs .* bound is 22\.4 for 500 coordinates"):
         update(dither(levels=1))
@@ -108,12 +108,12 @@ def test_a_contraction_is_required() -> None:
 @pytest.mark.parametrize("wrapped", [ef21, diana])
 def test_sums_that_are_rounded_again_are_no_mean_of_what_was_sent(wrapped: Any) -> None:
     with pytest.raises(ValueError, match=r"`merged_mean` needs .*`combine`=None"):
-        jaxcomm.merged_mean("data", wrapped(exponential_dither()))
+        jaxcomm.merged_mean(wrapped(exponential_dither()))
     assert wrapped(dither()).combine == "sum"
 
 
 def test_an_owner_of_a_row_cannot_share() -> None:
-    tx = jaxcomm.two_stage_mean("data", ef21(top_k(k=1)))
+    tx = jaxcomm.two_stage_mean(ef21(top_k(k=1)))
     with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
         jaxcomm.init(tx, jnp.zeros(8), 2)
 

@@ -66,9 +66,7 @@ def test_a_threshold_on_meshes(
 ) -> None:
     """As a sort, in units that are large enough, with a bfloat16 leaf; a NaN leaves memory."""
     params = {"a": jnp.zeros((300, 230)), "b": jnp.zeros(7, jnp.bfloat16)}
-    tx = optax.chain(
-        jaxcomm.all_gather_mean("data", error_feedback(top_k(ratio=0.01))), optax.sgd(1.0)
-    )
+    tx = optax.chain(jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.01))), optax.sgd(1.0))
     mesh = jax.make_mesh((workers,), ("data",), (kind,), devices=jax.devices()[:workers])
     batch = np.random.default_rng(0).standard_normal((workers, 69007)).astype(np.float32)
     bad = batch.copy()

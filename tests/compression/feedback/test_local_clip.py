@@ -61,7 +61,7 @@ def test_clipped_before_it_is_measured() -> None:
 
 
 def test_each_worker_and_each_leaf_by_itself() -> None:
-    tx = jaxcomm.all_gather_mean("data", local_clip(EVERYTHING, 1.0), scope="leaf")
+    tx = jaxcomm.all_gather_mean(local_clip(EVERYTHING, 1.0), scope="leaf")
     given = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.array([[0.5], [2.0]])}
     results, _ = aggregator(tx, 2, "checked")(given, initial(tx, given, "checked"), jnp.ones(2))
     np.testing.assert_allclose(results["a"][0], [0.45, 0.6], rtol=1e-6)

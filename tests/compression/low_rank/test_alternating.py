@@ -80,7 +80,7 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
         )
         for side in ("right", "left")
     ]
-    stages = [jaxcomm.all_reduce_mean("data", error_feedback(codec)) for codec in codecs]
+    stages = [jaxcomm.all_reduce_mean(error_feedback(codec)) for codec in codecs]
     tx = in_stages(stages, lambda step: step % 2, "power_sgd")
     start = codecs[0].init(jnp.zeros((ROWS, COLUMNS))).shared.right
     means, _ = run(tx, updates())
@@ -240,7 +240,7 @@ def test_sides_out_of_range_are_errors() -> None:
 
 def test_units_do_not_share_a_basis() -> None:
     with pytest.raises(ValueError, match="statistic of a single array"):
-        jaxcomm.all_reduce_mean("data", projection(1, "right"), scope="tree")
+        jaxcomm.all_reduce_mean(projection(1, "right"), scope="tree")
 
 
 def test_a_coarse_factor_codec_is_an_error() -> None:

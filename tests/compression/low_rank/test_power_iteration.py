@@ -61,7 +61,7 @@ def test_is_power_sgd(feedback: bool, shape: tuple[int, ...]) -> None:
     start = np.asarray(plain.init(jnp.zeros(shape)).shared, np.float64)
     matrices = updates(shape).reshape(STEPS, WORKERS, -1, shape[-1]).astype(np.float64)
     expected = power_sgd(matrices, start, feedback=feedback)
-    tx = jaxcomm.all_reduce_mean("data", without_claims(plain) if feedback else plain)
+    tx = jaxcomm.all_reduce_mean(without_claims(plain) if feedback else plain)
     means, _ = run(tx, updates(shape))
     for step, mean in zip(means, expected, strict=True):
         np.testing.assert_allclose(
@@ -94,14 +94,14 @@ def test_a_mean_of_that_rank_is_exact(rank: int) -> None:
     parts = rng.normal(size=(WORKERS, 20, 15))
     matrices = (left @ right + parts - parts.mean(axis=0)).astype(np.float32)
     for drawn in (0, 1):
-        tx = jaxcomm.all_reduce_mean("data", power_iteration(rank, drawn=drawn))
+        tx = jaxcomm.all_reduce_mean(power_iteration(rank, drawn=drawn))
         means, _ = run(tx, matrices[None])
         np.testing.assert_allclose(means[0, 0], left @ right, atol=2e-5)
 
 
 def test_the_power_iteration_finds_the_best_approximation() -> None:
     given = np.repeat(updates((12, 7))[:1], 60, axis=0)
-    means, _ = run(jaxcomm.all_reduce_mean("data", power_iteration(2, drawn=0)), given)
+    means, _ = run(jaxcomm.all_reduce_mean(power_iteration(2, drawn=0)), given)
     u, s, vt = np.linalg.svd(given[0].mean(axis=0).astype(np.float64), full_matrices=False)
     np.testing.assert_allclose(means[-1, 0], (u[:, :2] * s[:2]) @ vt[:2], atol=1e-3)
 
@@ -225,7 +225,7 @@ def test_terms_are_encoded_as_their_sum_is(options: Any) -> None:
         measure=lambda context, x: codec.measure(context, x),
     )
     by_terms, by_sum = (
-        run(jaxcomm.all_reduce_mean("data", error_feedback(each, **options)), updates((12, 7)))[0]
+        run(jaxcomm.all_reduce_mean(error_feedback(each, **options)), updates((12, 7)))[0]
         for each in (codec, plain)
     )
     narrow = "residual_dtype" in options
@@ -237,7 +237,7 @@ def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finit
     start = np.asarray(codec.init(jnp.zeros((12, 7))).shared)[:, 0]
     given = np.zeros((1, 1, 12, 7), np.float32)
     given[..., 3, np.argmin(np.abs(start))] = 3e38
-    means, states = run(jaxcomm.all_reduce_mean("data", error_feedback(codec)), given)
+    means, states = run(jaxcomm.all_reduce_mean(error_feedback(codec)), given)
     np.testing.assert_allclose(means, given, rtol=1e-5, atol=1e33)
     (shared,) = states.shared
     assert np.isfinite(shared).all() and not np.array_equal(shared[0, :, 0], start)
@@ -263,7 +263,7 @@ def test_a_finalized_mean_that_overflows_does_not_change_the_memory() -> None:
     def finalize(context: Context, payload: Any, mean: jax.Array) -> Any:
         return 3e38 * mean, inner.finalize(context, payload, mean)[1]
 
-    tx = jaxcomm.all_reduce_mean("data", inner.replace(finalize=finalize))
+    tx = jaxcomm.all_reduce_mean(inner.replace(finalize=finalize))
     means, states = run(tx, 100 * updates((12, 7)))
     assert not np.isfinite(means).all(axis=(1, 2, 3)).any()
     (shared,) = states.shared
@@ -315,7 +315,7 @@ def test_ranks_without_a_common_memory_rank_are_no_stages() -> None:
 
 @pytest.mark.slow
 def test_equal_shapes_are_encoded_as_if_each_were_alone() -> None:
-    tx = jaxcomm.all_reduce_mean("data", without_claims(power_iteration(2, drawn=0)))
+    tx = jaxcomm.all_reduce_mean(without_claims(power_iteration(2, drawn=0)))
     several, _ = run(tx, {"a": updates((12, 7)), "b": 2 * updates((12, 7))[::-1]})
     for name, given in (("a", updates((12, 7))), ("b", 2 * updates((12, 7))[::-1])):
         alone, _ = run(tx, given)
@@ -442,7 +442,7 @@ def test_the_drawn_columns_bound_the_residual() -> None:
     norm = np.linalg.norm(given[0, 0])
 
     def residual(codec: Codec) -> float:
-        _, states = run(jaxcomm.all_reduce_mean("data", codec), given)
+        _, states = run(jaxcomm.all_reduce_mean(codec), given)
         (memory,) = states.own.per_worker["data"]
         return float(np.linalg.norm(memory.kept[0]) / norm)
 
@@ -467,7 +467,7 @@ def test_gathered_matrices_have_a_basis_per_worker() -> None:
     rng = np.random.default_rng(6)
     given = rng.normal(size=(WORKERS, 12, 1)) @ rng.normal(size=(WORKERS, 1, 7))
     given = given.astype(np.float32)
-    means, _ = run(jaxcomm.all_gather_mean("data", power_iteration(1)), given[None])
+    means, _ = run(jaxcomm.all_gather_mean(power_iteration(1)), given[None])
     np.testing.assert_allclose(means[0, 0], given.mean(axis=0), atol=1e-5)
 
 
@@ -509,6 +509,6 @@ def test_options_out_of_range_are_errors(options: Any, match: str) -> None:
 def test_feedback_refuses_power_sgd_as_published() -> None:
     with pytest.raises(ValueError, match="no bound is known"):
         run(
-            jaxcomm.all_reduce_mean("data", error_feedback(power_iteration(2, drawn=0))),
+            jaxcomm.all_reduce_mean(error_feedback(power_iteration(2, drawn=0))),
             updates((12, 7)),
         )

@@ -57,7 +57,7 @@ def test_the_ends_of_the_exponents() -> None:
 
 
 def test_in_two_stages_bytes_do_not_grow_with_the_workers() -> None:
-    tx = jaxcomm.two_stage_mean("data", natural())
+    tx = jaxcomm.two_stage_mean(natural())
     for workers in (2, 8):
         given = jnp.ones((workers, 4096))
         arguments = given, initial(tx, given, "checked"), jnp.ones(workers)

@@ -60,7 +60,7 @@ def test_statistics_of_leaves_of_any_shape_are_gathered() -> None:
         "scale": jnp.asarray([1.0, -2.0, 4.0]),
     }
     given = jax.tree.map(lambda x: x.astype(jnp.float32), given)
-    result = aggregate(jaxcomm.all_gather_mean("data", one_bit(), scope="leaf"), given, "checked")
+    result = aggregate(jaxcomm.all_gather_mean(one_bit(), scope="leaf"), given, "checked")
     for name, leaf in given.items():
         mean = np.broadcast_to(np.asarray(leaf, np.float64).mean(axis=0), leaf.shape)
         np.testing.assert_allclose(result[name], mean, rtol=1e-5, atol=1e-6)

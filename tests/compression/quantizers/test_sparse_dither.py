@@ -54,7 +54,7 @@ def _both(workers: int) -> tuple[Any, Any]:
     own = _capacity(workers * D**0.5, workers)
     return (
         jaxcomm.sparse_global_qsgd(capacity=common),
-        jaxcomm.all_gather_mean("data", sparse_dither(capacity=own)),
+        jaxcomm.all_gather_mean(sparse_dither(capacity=own)),
     )
 
 

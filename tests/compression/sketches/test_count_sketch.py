@@ -15,7 +15,7 @@ from tests.codecs import context_of
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "count_sketch": lambda ratio, **o: jaxcomm.all_reduce_mean(
-        "data", count_sketch(sketch_ratio=ratio, **o)
+        count_sketch(sketch_ratio=ratio, **o)
     ),
     "fetch_sgd": lambda ratio, **o: jaxcomm.fetch_sgd(sketch_ratio=ratio, k=8, **o),
     "sketched_sgd": lambda ratio, **o: jaxcomm.sketched_sgd(sketch_ratio=ratio, k=8, **o),

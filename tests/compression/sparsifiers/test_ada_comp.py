@@ -13,19 +13,19 @@ from tests.slow import slow
 from tests.workers import aggregator, initial
 
 
-def oracle(given: np.ndarray, bin_size: int, capacity: int) -> tuple[np.ndarray, int]:
+def oracle(given: np.ndarray, block_size: int, capacity: int) -> tuple[np.ndarray, int]:
     """What is sent in each step, by the formulas, and what had no room in the last."""
     residue, sent = np.zeros(given.shape[1]), []
     for x in given:
         g = residue + x
         h = g + x
-        starts = range(0, len(x), bin_size)
-        peaks = [np.abs(g[s : s + bin_size]).max() for s in starts]
+        starts = range(0, len(x), block_size)
+        peaks = [np.abs(g[s : s + block_size]).max() for s in starts]
         c, lost = np.zeros(len(x)), 0
         for s, peak in zip(starts, peaks, strict=True):
             passing = [
                 j
-                for j in range(s, min(s + bin_size, len(x)))
+                for j in range(s, min(s + block_size, len(x)))
                 if abs(h[j]) >= peak * (1 - 1e-6) and g[j]
             ]
             best = sorted(passing, key=lambda j: -abs(h[j]))[:capacity]
@@ -36,11 +36,11 @@ def oracle(given: np.ndarray, bin_size: int, capacity: int) -> tuple[np.ndarray,
     return np.array(sent), lost
 
 
-@pytest.mark.parametrize("bin_size, capacity", [(7, 2), (20, 4), slow(5, 5), slow(100, 3)])
-def test_against_numpy(bin_size: int, capacity: int) -> None:
+@pytest.mark.parametrize("block_size, capacity", [(7, 2), (20, 4), slow(5, 5), slow(100, 3)])
+def test_against_numpy(block_size: int, capacity: int) -> None:
     given = np.random.default_rng(1).normal(size=(6, 20)).astype(np.float32)
-    sent, kept, memory = run(ada_comp(bin_size=bin_size, capacity=capacity), jnp.asarray(given))
-    expected, lost = oracle(given.astype(np.float64), bin_size, capacity)
+    sent, kept, memory = run(ada_comp(block_size=block_size, capacity=capacity), jnp.asarray(given))
+    expected, lost = oracle(given.astype(np.float64), block_size, capacity)
     np.testing.assert_allclose(sent, expected, rtol=1e-5, atol=1e-6)
     assert memory.report.overflow == lost
     np.testing.assert_allclose(
@@ -51,7 +51,7 @@ def test_against_numpy(bin_size: int, capacity: int) -> None:
 @pytest.mark.parametrize("aligned", [0.0, 0.3])
 def test_at_least_one_of_each_bin(aligned: float) -> None:
     residue = np.random.default_rng(2).normal(size=24).astype(np.float32)
-    codec = ada_comp(bin_size=6, capacity=1)
+    codec = ada_comp(block_size=6, capacity=1)
     memory = codec.init(jnp.asarray(residue))
     memory = memory._replace(own=memory.own._replace(kept=jnp.asarray(residue)))
     sent, _ = send(codec, memory, jnp.asarray(aligned * residue))
@@ -60,13 +60,13 @@ def test_at_least_one_of_each_bin(aligned: float) -> None:
 
 def test_bins_of_one_send_all() -> None:
     x = np.random.default_rng(2).normal(size=24).astype(np.float32)
-    codec = ada_comp(bin_size=1)
+    codec = ada_comp(block_size=1)
     sent, _ = send(codec, codec.init(jnp.asarray(x)), jnp.asarray(x))
     np.testing.assert_allclose(sent, np.sign(x) * np.abs(x).mean(), rtol=1e-5)
 
 
 def test_zeros_send_nothing() -> None:
-    codec = ada_comp(bin_size=4)
+    codec = ada_comp(block_size=4)
     for shape in ((10,), (2, 0)):
         sent, memory = send(codec, codec.init(jnp.zeros(shape)), jnp.zeros(shape))
         assert sent.shape == shape and not sent.any()
@@ -75,7 +75,7 @@ def test_zeros_send_nothing() -> None:
 
 def test_huge_numbers_do_not_overflow() -> None:
     x = jnp.full(24, 3e37)
-    codec = ada_comp(bin_size=1)
+    codec = ada_comp(block_size=1)
     sent, _ = send(codec, codec.init(x), x)
     np.testing.assert_allclose(sent, 3e37, rtol=1e-5)
 
@@ -90,7 +90,7 @@ def test_a_symbol_takes_as_few_bits_as_there_are_symbols() -> None:
 
 
 def test_overflow_is_told_and_feedback_refused() -> None:
-    tx = jaxcomm.all_gather_mean("data", ada_comp(bin_size=4, capacity=1), diagnostics=True)
+    tx = jaxcomm.all_gather_mean(ada_comp(block_size=4, capacity=1), diagnostics=True)
     given = jnp.ones((2, 4))
     _, state = aggregator(tx, 2, "vmap")(given, initial(tx, given, "vmap"), jnp.ones(2))
     assert state.diagnostics["overflow"] == 3
@@ -100,7 +100,7 @@ def test_overflow_is_told_and_feedback_refused() -> None:
         send(codec, codec.init(jnp.ones(3)), jnp.ones(3))
 
 
-@pytest.mark.parametrize("name", ["bin_size", "capacity"])
+@pytest.mark.parametrize("name", ["block_size", "capacity"])
 @pytest.mark.parametrize("value", [0, 1.5, True])
 def test_options_out_of_range(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):

@@ -23,7 +23,7 @@ TARGETS = np.random.default_rng(3).normal(size=(WORKERS, SIZE))
 
 def descent(codec: Codec, steps: int) -> np.ndarray:
     """The iterates of plain descent on separable quadratics, [steps + 1, d]."""
-    tx = jaxcomm.all_reduce_mean("data", codec)
+    tx = jaxcomm.all_reduce_mean(codec)
     targets, scales = (jnp.asarray(x, jnp.float32) for x in (TARGETS, SCALES[None]))
     run = aggregator(tx, WORKERS, "vmap")
 
@@ -81,7 +81,7 @@ def test_gauss_southwell_sees_what_workers_have_in_common() -> None:
     """A large block cancels between workers; the small one that does not is chosen, until late."""
     own = np.concatenate([np.full(4, 10.0), np.full(4, 0.1)])
     updates = jnp.asarray(np.stack([own, own * np.array([-1] * 4 + [1] * 4)]), jnp.float32)
-    tx = jaxcomm.all_reduce_mean("data", block_coordinate(2, "gauss_southwell"))
+    tx = jaxcomm.all_reduce_mean(block_coordinate(2, "gauss_southwell"))
     run, state, chosen = aggregator(tx, 2, "vmap"), initial(tx, updates, "vmap"), []
     for _ in range(10):
         results, state = run(updates, state, jnp.ones(2))
@@ -91,7 +91,7 @@ def test_gauss_southwell_sees_what_workers_have_in_common() -> None:
 
 
 def test_workers_must_agree_on_the_block() -> None:
-    tx = jaxcomm.all_gather_mean("data", block_coordinate(2, "gauss_southwell"))
+    tx = jaxcomm.all_gather_mean(block_coordinate(2, "gauss_southwell"))
     with pytest.raises(ValueError, match="needs an aggregator that adds payloads"):
         jax.eval_shape(
             jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data"), jnp.ones((2, 4))
@@ -101,7 +101,7 @@ def test_workers_must_agree_on_the_block() -> None:
 @pytest.mark.parametrize("order", ["cyclic", "random", "gauss_southwell"])
 def test_bytes_fall_to_the_block_in_one_message(order: Any) -> None:
     """And, for Gauss-Southwell, to the norms from which workers agree."""
-    tx = jaxcomm.all_reduce_mean("data", block_coordinate(10, order))
+    tx = jaxcomm.all_reduce_mean(block_coordinate(10, order))
     run, updates = aggregator(tx, 4, "checked"), jnp.ones((4, 1000))
     state = jax.eval_shape(lambda x: jaxcomm.init(tx, x, mesh_of(4)), updates[0])
     sent = jaxcomm.wire.account(run, updates, state, jnp.ones(4))
@@ -123,7 +123,7 @@ def test_every_block_is_drawn_as_often() -> None:
 
 
 def test_blocks_of_a_leaf_are_rows() -> None:
-    tx = jaxcomm.all_reduce_mean("data", block_coordinate(2), scope="leaf")
+    tx = jaxcomm.all_reduce_mean(block_coordinate(2), scope="leaf")
     updates = {"w": jnp.ones((2, 4, 3)), "v": jnp.ones((2, 2))}
     results, _ = aggregator(tx, 2, "vmap")(updates, initial(tx, updates, "vmap"), jnp.ones(2))
     np.testing.assert_array_equal(results["w"][0], [[1] * 3, [1] * 3, [0] * 3, [0] * 3])
@@ -132,7 +132,7 @@ def test_blocks_of_a_leaf_are_rows() -> None:
 
 def test_a_residual_is_at_most_that_of_a_sweep() -> None:
     """The reason why a cyclic order needs no contraction: with inputs of 1, and 5 blocks."""
-    tx = jaxcomm.all_reduce_mean("data", error_feedback(block_coordinate(5)))
+    tx = jaxcomm.all_reduce_mean(error_feedback(block_coordinate(5)))
     ones = jnp.ones((1, 12))
     run, state = aggregator(tx, 1, "vmap"), initial(tx, ones, "vmap")
     for _ in range(12):

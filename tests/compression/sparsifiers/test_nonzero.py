@@ -38,8 +38,8 @@ def mean_of(tx: Any, x: np.ndarray) -> tuple[np.ndarray, Any]:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda codec, **o: jaxcomm.all_reduce_mean("data", codec, scope="leaf", **o),
-        lambda codec, **o: jaxcomm.all_gather_mean("data", codec, scope="leaf", **o),
+        lambda codec, **o: jaxcomm.all_reduce_mean(codec, scope="leaf", **o),
+        lambda codec, **o: jaxcomm.all_gather_mean(codec, scope="leaf", **o),
     ],
     ids=["summed", "gathered, each with a bitmap of its own"],
 )
@@ -80,7 +80,7 @@ def test_info_tells_what_had_no_room() -> None:
     x = touched(4, 8)
     union = int((x != 0).any(axis=(0, 2)).sum())
     tx = jaxcomm.all_reduce_mean(
-        "data", nonzero_union(density=0.25, overflow="drop"), scope="leaf", diagnostics=True
+        nonzero_union(density=0.25, overflow="drop"), scope="leaf", diagnostics=True
     )
     _, state = mean_of(tx, x)
     assert union > 10
@@ -101,7 +101,7 @@ def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
 
 def test_gathered_rows_are_exact_where_they_fit() -> None:
     x = touched(4, 5)
-    tx = jaxcomm.all_gather_mean("data", nonzero(density=0.125), scope="leaf")
+    tx = jaxcomm.all_gather_mean(nonzero(density=0.125), scope="leaf")
     result, _ = mean_of(tx, x)
     np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
 
@@ -111,7 +111,7 @@ def test_gathered_rows_are_exact_where_they_fit() -> None:
     "codec", [nonzero_union(density=0.5), s2_sketch(density=0.5, sketch_ratio=1.0)]
 )
 def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
-    tx = jaxcomm.all_gather_mean("data", codec, scope="leaf", diagnostics=True)
+    tx = jaxcomm.all_gather_mean(codec, scope="leaf", diagnostics=True)
     _, state = mean_of(tx, touched(2, 5))
     assert "union_density" not in state.diagnostics and state.diagnostics["overflow"] == 0
 
@@ -119,7 +119,5 @@ def test_info_of_own_bitmaps_has_no_union(codec: Any) -> None:
 def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
     # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
     x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
-    result, _ = mean_of(
-        jaxcomm.all_reduce_mean("data", count_sketch(sketch_ratio=1.1, hashing="tiles")), x
-    )
+    result, _ = mean_of(jaxcomm.all_reduce_mean(count_sketch(sketch_ratio=1.1, hashing="tiles")), x)
     np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)

@@ -40,7 +40,7 @@ def test_all_of_it_is_the_identity() -> None:
 def test_workers_send_the_same_coordinates() -> None:
     # The error is that of the mean alone: none where workers cancel out.
     given = jnp.asarray(np.random.default_rng(0).normal(size=(4, 30)), jnp.float32)
-    (result,) = draws(jaxcomm.all_reduce_mean("data", random_k(k=10)), given, 1)
+    (result,) = draws(jaxcomm.all_reduce_mean(random_k(k=10)), given, 1)
     assert np.count_nonzero(result) == 10
     mean = flat(given).mean(axis=0)
     np.testing.assert_allclose(result[result != 0], 3 * mean[result != 0], rtol=1e-5)

@@ -64,7 +64,7 @@ def test_without_room_the_residual_stays_bounded() -> None:
 
 
 def test_overflow_is_told() -> None:
-    tx = jaxcomm.all_gather_mean("data", error_feedback(threshold(0.5, k=2)), diagnostics=True)
+    tx = jaxcomm.all_gather_mean(error_feedback(threshold(0.5, k=2)), diagnostics=True)
     given = jnp.asarray([[1.0, 2.0, 3.0, 0.1], [1.0, 0.1, 0.1, 0.1]], jnp.float32)
     state = initial(tx, given, "checked")
     assert state.diagnostics["overflow"] == 0

@@ -115,7 +115,7 @@ ROWS = [
     ),
     Row(
         "ad_psgd",
-        lambda n: events.ad_psgd(optax.sgd(0.2), gossip.ring(n)),
+        lambda n: events.asynchronous_pairs(optax.sgd(0.2), gossip.ring(n)),
         lambda: oracle.Pairs(0.2, partners(60)),
         seconds_per_byte=0.01,
     ),

@@ -74,7 +74,7 @@ def test_elastic_steps_and_pairs_conserve_the_sum() -> None:
         np.abs(problem.vector(s.params) - problem.vector(s.center)).max() for s in (state, after)
     ]
     assert spread[1] < 0.1 * spread[0]
-    pairs = events.ad_psgd(optax.sgd(1.0), gossip.ring(4))
+    pairs = events.asynchronous_pairs(optax.sgd(1.0), gossip.ring(4))
     state = run(pairs, 60, lambda point, event: (jnp.float32(0), _only_late(point, event)))[
         0
     ].policy

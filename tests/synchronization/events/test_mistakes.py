@@ -15,6 +15,7 @@ from jaxcomm.synchronization import deterministic, events, shifted_exponential
 from tests.synchronization.events.problem import halved, whole
 
 SGD = optax.sgd(0.1)
+pairs = events.asynchronous_pairs
 
 
 def admm(**options: Any) -> Any:
@@ -35,8 +36,11 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     (lambda: events.easgd(SGD, elasticity=0.1, period=0), "`period` must be a Python int"),
     (lambda: events.eamsgd(0.0, 0.9, elasticity=0.1), "`learning_rate` must be positive"),
     (lambda: events.eamsgd(0.1, 1.0, elasticity=0.1), r"`momentum` must be in \[0, 1\)"),
-    (lambda: events.ad_psgd(SGD, nx.DiGraph([(0, 1), (1, 0)])), "`graph` is directed"),
-    (lambda: events.ad_psgd(SGD, nx.Graph([(0, 1), (2, 3)])), "`graph` is not connected"),
+    (lambda: pairs(SGD, nx.DiGraph([(0, 1), (1, 0)])), "`graph` is directed"),
+    (
+        lambda: pairs(SGD, nx.Graph([(0, 1), (2, 3)])),
+        "`graph` is not connected",
+    ),
     (lambda: admm(penalty=0.0), "`penalty` must be positive"),
     (lambda: admm(colors=[0, 1, 1, 2]), "not a proper coloring: the neighbors 1 and 2 both have"),
     (lambda: admm(colors=[0, 1]), "`colors` must have one int per worker, 4, got 2"),
@@ -70,7 +74,10 @@ def test_a_policy_with_a_mistake(make: Callable[[], Any], message: str) -> None:
 STARTED: list[tuple[Callable[[], Any], str]] = [
     (lambda: events.backup_workers(SGD, 4), "`backups`=4 must be less than the number of workers"),
     (lambda: events.easgd(SGD, elasticity=0.3), "n alpha must be at most 1"),
-    (lambda: events.ad_psgd(SGD, gossip.ring(5)), "`graph` has 5 nodes, but there are 4 workers"),
+    (
+        lambda: pairs(SGD, gossip.ring(5)),
+        "`graph` has 5 nodes, but there are 4 workers",
+    ),
     (lambda: events.jacobi_admm(gossip.ring(5), 1.0), "`graph` has 5 nodes"),
     (lambda: events.lag_ps(0.1, [1.0]), "`smoothness` must have one number per worker, 4, got 1"),
     (lambda: events.asy_lpg(whole, 0.1, 3), "`steps`=3 must be at least the number of workers, 4"),

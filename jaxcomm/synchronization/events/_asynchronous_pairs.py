@@ -29,7 +29,7 @@ class PairState(NamedTuple):
     optimizer: Any  # leaves [workers, ...]
 
 
-def ad_psgd(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
+def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
     r"""Asynchronous decentralized SGD (AD-PSGD) with its own event for each gradient.
 
     .. math:: x_i, x_j \gets \tfrac{1}{2} (x_i + x_j), \qquad
@@ -55,7 +55,7 @@ def ad_psgd(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
       >>> import optax
       >>> from jaxcomm import gossip
       >>> from jaxcomm.synchronization import events
-      >>> policy = events.ad_psgd(optax.sgd(0.1), gossip.ring(8))
+      >>> policy = events.asynchronous_pairs(optax.sgd(0.1), gossip.ring(8))
 
     References:
       Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient Descent
@@ -65,7 +65,7 @@ def ad_psgd(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
     and the graph need not be bipartite.
     """
     require_transformation(tx)
-    neighbors = to_neighbors(graph, "ad_psgd")
+    neighbors = to_neighbors(graph, "asynchronous_pairs")
 
     def init(params: PyTree, workers: int) -> PairState:
         require_size(neighbors, workers)
