@@ -13,7 +13,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip, hierarchical
-from jaxcomm.testing import check_aggregator, check_codec
+from jaxcomm.testing import check_aggregator, check_codec, check_gossip
 
 GUIDES = pathlib.Path(__file__).parents[1] / "docs" / "contributing"
 NAMES = ("codec", "aggregator", "gossip", "local_method")
@@ -61,8 +61,9 @@ def test_the_aggregator_holds_the_laws_and_nests() -> None:
         )(jnp.ones((3, 2)), weight)
 
 
-def test_the_gossip_method_mixes_and_keeps_the_mean() -> None:
+def test_the_gossip_method_holds_the_laws_and_mixes() -> None:
     damped = built("gossip")["damped_dpsgd"]
+    check_gossip(damped(gossip.ring(4), step_size=0.5))
     tx = optax.chain(optax.sgd(0.0), damped(gossip.ring(4), step_size=0.5))
     params = jaxcomm.PerWorker({"data": jnp.arange(8.0).reshape(4, 2)})
     step = jaxcomm.simulate(lambda w, x: jnp.sum(w) * jnp.mean(x), tx, 4)

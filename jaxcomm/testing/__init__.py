@@ -1,4 +1,4 @@
-"""Laws that every codec and aggregator satisfies, for tests of your own methods.
+"""Laws that every codec, aggregator and gossip method satisfies, for tests of your own methods.
 
 The package needs only NumPy, JAX and optax, and no test runner. A violated law raises an
 AssertionError that names it. `import jaxcomm` does not import this package.
@@ -6,5 +6,6 @@ AssertionError that names it. `import jaxcomm` does not import this package.
 
 from jaxcomm.testing._aggregator import check_aggregator
 from jaxcomm.testing._codec import check_codec
+from jaxcomm.testing._gossip import check_gossip
 
-__all__ = ["check_aggregator", "check_codec"]
+__all__ = ["check_aggregator", "check_codec", "check_gossip"]

@@ -12,10 +12,22 @@ import pytest
 from jax import lax
 
 import jaxcomm
-from jaxcomm import Claims, Codec, Context, Entries, Fast, Memory, PerWorker, scattered
+from jaxcomm import (
+    Aggregator,
+    Claims,
+    Codec,
+    Context,
+    Entries,
+    Fast,
+    Memory,
+    PerWorker,
+    gossip,
+    scattered,
+)
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.testing import check_aggregator, check_codec
+from jaxcomm.testing import check_aggregator, check_codec, check_gossip
 from tests.cases import CASES, Case, rows
+from tests.cases._gossip import GossipCase, gossip_rows
 
 
 class CodecRow(NamedTuple):
@@ -399,7 +411,7 @@ BROKEN_AGGREGATORS = {
     ),
     "biased rounding": Broken(
         "unbiased",
-        lambda: jaxcomm.all_reduce_mean("data", whole(round_=lambda context, x: jnp.trunc(x))),
+        lambda: jaxcomm.all_reduce_mean(whole(round_=lambda context, x: jnp.trunc(x))),
         {"unbiased": True},
     ),
     "nobody averages": Broken("replicas", lambda: optax.identity()),
@@ -435,7 +447,7 @@ BROKEN_AGGREGATORS = {
 def test_the_honest_aggregators_pass() -> None:
     params = jnp.zeros((2, 4))
     check_aggregator(_counting(jnp.int32), params=params, resolution=0.0, nonfinite="coordinate")
-    coded = jaxcomm.all_reduce_mean("data", whole())
+    coded = jaxcomm.all_reduce_mean(whole())
     check_aggregator(coded, params=params, resolution=1 / 42, unbiased=True)
 
 
@@ -445,3 +457,45 @@ def test_a_broken_aggregator_is_caught(mistake: str) -> None:
     law, make, claimed = BROKEN_AGGREGATORS[mistake]
     with pytest.raises(AssertionError, match=named(law)):
         check_aggregator(make(), params=jnp.zeros((2, 4)), **claimed)
+
+
+@pytest.mark.parametrize("case", gossip_rows(4, {"dpsgd"}), ids=repr)
+def test_every_gossip_method(case: GossipCase) -> None:
+    # DeepSqueeze's largest coordinates are always those of some workers only.
+    check_gossip(case.make(4), tolerance=np.inf if case.name == "deep_squeeze" else 1e-3)
+
+
+def _mixed(of: Callable[[jax.Array, jax.Array], jax.Array]) -> Aggregator:
+    """Gossip whose change is a function of the step and the difference to the neighbors."""
+
+    def method(mixing_step: Any, memory: Any, x: Any, steps: Any) -> gossip.Mixed:
+        differences, disagreement = mixing_step.weighted_differences(x)
+        return gossip.Mixed([*map(of, steps, differences)], memory, disagreement)
+
+    mixing = gossip.to_mixing(gossip.ring(4))
+    return gossip.gossiped(mixing, lambda units: (), method)
+
+
+def _spoiling() -> Aggregator:
+    tx = _mixed(lambda step, difference: step + difference)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        changes, state = tx.update(updates, state, params, **extra)
+        return jax.tree.map(lambda change, x: change + 0 * x, changes, updates), state
+
+    return Aggregator(tx.init, update, "data", "gossip")
+
+
+BROKEN_GOSSIP: dict[str, tuple[Callable[[], Aggregator], str]] = {
+    "drifts": (lambda: _mixed(lambda a, b: a + b + 0.01), "agreement"),
+    "steps twice": (lambda: _mixed(lambda a, b: 2 * a + b), "mean"),
+    "mixes too little": (lambda: _mixed(lambda a, b: a + 0.01 * b), "consensus"),
+    "keeps a NaN": (_spoiling, "nonfinite"),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN_GOSSIP)
+def test_broken_gossip_is_caught(mistake: str) -> None:
+    make, law = BROKEN_GOSSIP[mistake]
+    with pytest.raises(AssertionError, match=f"law '{law}'"):
+        check_gossip(make())
