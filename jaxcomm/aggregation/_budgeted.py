@@ -14,7 +14,6 @@ from jaxcomm._collectives import from_message, gather_contents, to_message
 from jaxcomm._contract import (
     AxisName,
     Codec,
-    Coins,
     Context,
     Memory,
     PyTree,
@@ -26,11 +25,12 @@ from jaxcomm.aggregation._all_gather import decode_local, encode_local
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import (
+    coins_of_means,
+    coins_of_rows,
     decode_rows,
     encode_rows,
     from_rows,
     mean_of_owned,
-    split_coins,
     to_rows,
 )
 from pallas_kernels._dispatch import nondifferentiable
@@ -256,9 +256,10 @@ def budgeted_mean(
         count, slot = len(plan.owners), jnp.asarray(plan.slots)[me]
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         widths = [-(-part.x.size // count) for part in parts]
+        coins = [part.context.coins for part in parts]
         rows = [
-            Context(split_coins(part.context.coins, count), Memory(), shape=(width,))
-            for part, width in zip(parts, widths, strict=True)
+            Context(of_rows, Memory(), shape=(width,))
+            for of_rows, width in zip(coins_of_rows(coins, count), widths, strict=True)
         ]
         messages, likes = _own_messages(plan, me, parts, rows)
         received = _to_owners(axis_name, plan, me, messages)
@@ -274,12 +275,8 @@ def budgeted_mean(
                 for total, context, content in zip(means, rows, contents, strict=True)
             ]
         contexts = [
-            Context(
-                Coins(*(jax.random.fold_in(key, count) for key in part.context.coins)),
-                Memory(),
-                shape=(width,),
-            )
-            for part, width in zip(parts, widths, strict=True)
+            Context(of_mean, Memory(), shape=(width,))
+            for of_mean, width in zip(coins_of_means(coins, count), widths, strict=True)
         ]
         resent = [
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]

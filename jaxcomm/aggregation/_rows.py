@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -102,9 +102,30 @@ def map_stack(unit: Unit, function: _Function, in_axes: Any = 0, out_axes: Any =
     return jax.vmap(function, in_axes, out_axes) if stacked else function
 
 
-def split_coins(coins: Coins, workers: int) -> Coins:
-    """Independent coins for each row, key[workers] each."""
-    return Coins(*(jax.random.split(key, workers) for key in coins))
+def coins_of_rows(units: Sequence[Coins], workers: int) -> list[Coins]:
+    """Independent coins for each row of each unit, key[..., workers]; a stack has several keys."""
+    return _of_all_keys(units, lambda key: jax.random.split(key, workers))
+
+
+def coins_of_means(units: Sequence[Coins], workers: int) -> list[Coins]:
+    """Coins for the mean of each unit, key[...], independent of those of its rows."""
+    return _of_all_keys(units, lambda key: jax.random.fold_in(key, workers))
+
+
+def _of_all_keys(units: Sequence[Coins], function: Callable[[jax.Array], jax.Array]) -> list[Coins]:
+    """Threefry is called once for all units: a call takes longer to compile than a small unit."""
+
+    def of(keys: Sequence[jax.Array]) -> list[jax.Array]:
+        ends = np.cumsum([key.size for key in keys])
+        found = jax.vmap(function)(jnp.concatenate([key.ravel() for key in keys]))
+        parts = [found[end - key.size : end] for key, end in zip(keys, ends, strict=True)]
+        shapes = [(*key.shape, *found.shape[1:]) for key in keys]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    if not units:
+        return []
+    public, private = zip(*units, strict=True)
+    return [*map(Coins, of(public), of(private))]
 
 
 def encode_rows(

@@ -22,12 +22,12 @@ from jaxcomm.aggregation._coded import restored, separated, unit_context, weigh
 from jaxcomm.aggregation._exchange import all_finite, join_small
 from jaxcomm.aggregation._mean import mean_of_rows
 from jaxcomm.aggregation._rows import (
+    coins_of_rows,
     decode_rows,
     encode_rows,
     from_slices,
     map_stack,
     mean_of_owned,
-    split_coins,
     to_slices,
 )
 from jaxcomm.compression._stacked import stacked
@@ -196,13 +196,19 @@ class CodedEnd:
         arrays = [*map(weighed, split.arrays)]
         contexts = self._contexts(split, coins, memory)
 
-        def send(context: Context, rows: jax.Array) -> tuple[PyTree, tuple[Context, Memory]]:
-            row = Context(split_coins(context.coins, workers), context.memory, shape=rows.shape[1:])
+        def send(
+            coins: Coins, memory: Memory, rows: jax.Array
+        ) -> tuple[PyTree, tuple[Context, Memory]]:
+            row = Context(coins, memory, shape=rows.shape[1:])
             content, row, after = encode_rows(self.codec, row, rows)
             return content, (row, after)
 
         filled = [number for number, x in enumerate(arrays) if x.size]
-        sent = [map_stack(split.units[i], send, 0, (1, 0))(contexts[i], arrays[i]) for i in filled]
+        of_rows = coins_of_rows([contexts[i].coins for i in filled], workers)
+        sent = [
+            map_stack(split.units[i], send, 0, (1, 0))(own, contexts[i].memory, arrays[i])
+            for i, own in zip(filled, of_rows, strict=True)
+        ]
         flags = jnp.broadcast_to(_flag(leaves_finite(arrays)), (workers,))
         received, flags = exchange_rows(([content for content, _ in sent], flags), axis_name)
         owned = partial(mean_of_owned, self.codec, me)

@@ -39,9 +39,9 @@ def sliced(
     one link that they share. Here device j aggregates slice j, and the devices then exchange the
     aggregated slices: the slow link carries each coordinate once per worker.
 
-    `hierarchical(mean("ici"), sliced(global_qsgd("dcn"), "ici"))` averages over islands of m
-    devices. Over the fast links, it sends 1.5 times what a reduce-scatter and an all-gather would:
-    the first stage ends with the whole mean, as all stages do.
+    `hierarchical(mean("ici"), sliced(global_qsgd("dcn"), axis_name="ici"))` averages over islands
+    of m devices. Over the fast links, it sends 1.5 times what a reduce-scatter and an all-gather
+    would: the first stage ends with the whole mean, as all stages do.
 
     A matrix is cut along its first axis if m divides it. Other leaves are flattened, and padded
     with zeros. Each slice has separate statistics, random draws and memory.
@@ -64,7 +64,7 @@ def sliced(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> tx = jaxcomm.hierarchical(
-      ...     jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), "ici")
+      ...     jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), axis_name="ici")
       ... )
       >>> average = lambda x: tx.update(x, tx.init(x))[0]
       >>> over_ici = jax.vmap(average, axis_name="ici")

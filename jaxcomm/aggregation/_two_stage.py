@@ -41,11 +41,12 @@ from jaxcomm.aggregation._rows import (
     ROW_CUTS,
     RowCut,
     RowOwnership,
+    coins_of_means,
+    coins_of_rows,
     decode_rows,
     encode_rows,
     map_stack,
     mean_of_owned,
-    split_coins,
 )
 from jaxcomm.compression._stacked import diagnose_each
 
@@ -108,19 +109,6 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: R
         diagnose=diagnose,
         finalize=mean_is_update,
         drop_overflow=codec.drop_overflow or mean_codec.drop_overflow,
-    )
-
-
-def _stage_contexts(
-    context: Context, workers: int, shape: tuple[int, ...]
-) -> tuple[Context, Context]:
-    """The contexts of the rows and of the mean; each row and the mean have independent coins."""
-    coins, memory = context.coins, context.memory.own
-    row_coins = split_coins(coins, workers)
-    mean_coins = Coins(*(jax.random.fold_in(key, workers) for key in coins))
-    return (
-        Context(row_coins, Memory(memory.sent, ()), shape=shape),
-        Context(mean_coins, Memory(memory.mean, ()), shape=shape),
     )
 
 
@@ -229,13 +217,21 @@ def two_stage_mean(
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
 
-        def send(context: Context, x: jax.Array) -> tuple[PyTree, tuple[Context, Context, PyTree]]:
+        def send(
+            of_rows: Coins, of_mean: Coins, memory: TwoStageMemory, x: jax.Array
+        ) -> tuple[PyTree, tuple[Context, Context, Memory]]:
             rows = split.apart(x, workers)
-            row, mean = _stage_contexts(context, workers, rows.shape[1:])
-            content, row, memory = encode_rows(row_codec, row, rows)
-            return content, (row, mean, memory)
+            row = Context(of_rows, Memory(memory.sent, ()), shape=rows.shape[1:])
+            mean = Context(of_mean, Memory(memory.mean, ()), shape=rows.shape[1:])
+            content, row, after = encode_rows(row_codec, row, rows)
+            return content, (row, mean, after)
 
-        sent = [map_stack(part.unit, send, 0, (1, 0))(part.context, part.x) for part in parts]
+        coins = [part.context.coins for part in parts]
+        of_rows, of_means = coins_of_rows(coins, workers), coins_of_means(coins, workers)
+        sent = [
+            map_stack(part.unit, send, 0, (1, 0))(rows, mean, part.context.memory.own, part.x)
+            for part, rows, mean in zip(parts, of_rows, of_means, strict=True)
+        ]
         received = exchange_rows([content for content, _ in sent], axis_name)
         owned = functools.partial(mean_of_owned, row_codec, me)
         means = [

@@ -769,7 +769,7 @@ AROUND = [
     Line(
         "sliced",
         'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), '
-        '"ici"))',
+        'axis_name="ici"))',
         "As the inner aggregator for 1/m of the coordinates, with m devices of the axis; plus "
         "4 (m-1)/m d over this axis",
     ),
