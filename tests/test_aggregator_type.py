@@ -82,3 +82,14 @@ def test_a_step_finds_it_whatever_rebuilt_the_state(kind: str) -> None:
     for rebuilt in (by_flax, by_jax):
         after, *_ = step(PARAMS, rebuilt, x)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
+
+
+def test_a_step_asks_again_when_it_is_traced_again() -> None:
+    """JAX keeps what it traced, and a kept trace of `init` reports nothing."""
+    tx = optax.chain(jaxcomm.zeroth_order(2), optax.sgd(0.1))
+    flat = lambda w, x: jax.lax.stop_gradient(jnp.sum(w)) * jnp.mean(x)  # noqa: E731
+    step, params = jaxcomm.simulate(flat, tx, 2, donate=False), jnp.ones(3)
+    state = jaxcomm.init(tx, params, 2)
+    for rows in (2, 4, 6):
+        moved, *_ = step(params, state, jnp.ones(rows))
+        assert jnp.any(moved != params)

@@ -259,7 +259,8 @@ class WorkerStep:
         if self.gradients is not None or not jax.tree.leaves(params):
             return None
         with reports() as found:
-            jax.eval_shape(self.tx.init, params)
+            # A function of its own: JAX would keep the first trace of `init`, and nothing report.
+            jax.eval_shape(lambda params: self.tx.init(params), params)
         parts = [aggregator.parts for aggregator, _ in found]
         return next((part for part in parts if isinstance(part, Taker)), None)
 

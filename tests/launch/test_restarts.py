@@ -12,7 +12,7 @@ from jaxcomm.launch._available import GROW, GrowthWatch, read_available
 from jaxcomm.launch._command_line import environments_of, main
 from jaxcomm.launch._options import parse
 from jaxcomm.launch._processes import Outcome
-from jaxcomm.launch._restarts import Plan
+from jaxcomm.launch._restarts import Restarts
 from jaxcomm.launch._run_directory import (
     PREEMPTED,
     RUN_DIRECTORY,
@@ -26,8 +26,8 @@ from jaxcomm.launch._run_directory import (
 KILLED = Outcome(137, failed=2, signal=9)
 
 
-def plan_of(arguments: str, directory: Path) -> Plan:
-    return Plan(parse(f"{arguments} -- x".split(), "launch"), RunDirectory(directory))
+def plan_of(arguments: str, directory: Path) -> Restarts:
+    return Restarts(parse(f"{arguments} -- x".split(), "launch"), RunDirectory(directory))
 
 
 def test_the_directory_is_private_and_only_process_0_reports(

@@ -11,7 +11,7 @@ import pytest
 import jaxcomm
 from jaxcomm.launch import _processes, parse, start
 from jaxcomm.launch._processes import Outcome
-from jaxcomm.launch._restarts import Plan
+from jaxcomm.launch._restarts import Restarts
 
 ROOT = str(Path(jaxcomm.__file__).parents[1])
 FAILS = "import os, sys; print('start', os.environ['JAXCOMM_RESTARTS'], flush=True); sys.exit(3)"
@@ -27,15 +27,15 @@ def launch(*options: str, code: str) -> int:
 def test_a_signal_after_the_plan_ends_the_launch(
     code: str, ended: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conclude, plans = Plan.conclude, []
+    conclude, plans = Restarts.conclude, []
 
-    def interrupted(self: Plan, outcome: Outcome, program: str) -> str | None:
+    def interrupted(self: Restarts, outcome: Outcome, program: str) -> str | None:
         line = conclude(self, outcome, program)
         plans.append(self.starts_again)
         os.kill(os.getpid(), signal.SIGTERM)
         return line
 
-    monkeypatch.setattr(Plan, "conclude", interrupted)
+    monkeypatch.setattr(Restarts, "conclude", interrupted)
     monkeypatch.setenv("PYTHONPATH", ROOT)
     assert launch("--processes", "1", "--restarts", "5", code=code) == ended
     assert plans == [True]
