@@ -13,7 +13,7 @@ from jaxcomm._require import require_codec
 from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._compressed_messages import encode, require_standalone_codec
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._neighbors import Link, MixingStep, to_links
+from jaxcomm.gossip._neighbors import MessageRound, MixingStep, to_links
 
 
 def require_step_size(step_size: float) -> None:
@@ -152,7 +152,7 @@ def choco_sgd(
         return Mixed(changes, (copy, gap), jnp.asarray(disagreement))
 
     def update_link(
-        mixing_step: MixingStep, link: Link, copies: PyTree, y: list[jax.Array]
+        mixing_step: MixingStep, link: MessageRound, copies: PyTree, y: list[jax.Array]
     ) -> tuple[PyTree, list[jax.Array], jax.Array]:
         sent_copy, received_copy = copies
         message, sent, decode = encode(

@@ -19,7 +19,7 @@ from jaxcomm.gossip._mixing_plan import Mixing
 from jaxcomm.gossip._rounds import Round, to_rounds
 
 
-class Link(NamedTuple):
+class MessageRound(NamedTuple):
     """One round of messages for one mixing matrix."""
 
     pairs: Round
@@ -27,14 +27,14 @@ class Link(NamedTuple):
     weights: np.ndarray  # float64[n], the weight of the received message
 
 
-def to_links(mixing: Mixing, in_pairs: bool = False) -> list[list[Link]]:
+def to_links(mixing: Mixing, in_pairs: bool = False) -> list[list[MessageRound]]:
     """The rounds of each matrix: the fewest possible, or with `in_pairs` only two-way pairs."""
 
-    def link(matrix: np.ndarray, pairs: Round) -> Link:
+    def link(matrix: np.ndarray, pairs: Round) -> MessageRound:
         senders, weights = np.arange(len(matrix), dtype=np.int32), np.zeros(len(matrix))
         for sender, receiver in pairs:
             senders[receiver], weights[receiver] = sender, matrix[receiver, sender]
-        return Link(pairs, senders, weights)
+        return MessageRound(pairs, senders, weights)
 
     rounds_of = _paired_rounds if in_pairs else to_rounds
     return [[link(matrix, pairs) for pairs in rounds_of(matrix)] for matrix in mixing.matrices]
@@ -59,7 +59,7 @@ class MixingStep(NamedTuple):
     """The view of one worker on one mixing step."""
 
     mixing: Mixing
-    links: list[list[Link]]
+    links: list[list[MessageRound]]
     axis_name: AxisName
     flags: jax.Array | None  # bool[matrices], the active matrices; `None` if all are active
     present: jax.Array | None  # bool[n], false for workers that neither send nor receive
@@ -96,7 +96,7 @@ class MixingStep(NamedTuple):
                 kept[matrix], total = collective_cond(self.flags[matrix], do, unchanged)
         return kept, total
 
-    def receive(self, link: Link, message: PyTree) -> tuple[PyTree, jax.Array]:
+    def receive(self, link: MessageRound, message: PyTree) -> tuple[PyTree, jax.Array]:
         """The message of this round's neighbor, or its contents, and the weight of the message."""
         me = _axis.index(self.axis_name)
         weight = jnp.where(self.both_present(link), jnp.asarray(link.weights, self.wide)[me], 0)
@@ -105,7 +105,7 @@ class MixingStep(NamedTuple):
             return message.moved(permute), weight
         return jax.tree.map(permute, message), weight
 
-    def both_present(self, link: Link) -> jax.Array:
+    def both_present(self, link: MessageRound) -> jax.Array:
         """Whether this worker and its sender are both present."""
         if self.present is None:
             return jnp.array(True)

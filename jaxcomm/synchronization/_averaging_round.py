@@ -16,7 +16,7 @@ from jaxcomm.synchronization._weighted_average import (
 )
 
 
-class Rounds(NamedTuple):
+class Averaging(NamedTuple):
     """What averaging rounds keep; equal on all workers except as the aggregator marks."""
 
     anchor: PyTree  # the global parameters after the last round, in float32 at least
@@ -43,7 +43,7 @@ def outer_step(
 def averaging_round(
     aggregator: optax.GradientTransformationExtraArgs,
     outer: optax.GradientTransformationExtraArgs,
-    before: Rounds,
+    before: Averaging,
     displacements: PyTree,
     done: PerWorker,
     *,
@@ -51,7 +51,7 @@ def averaging_round(
     weighted: bool,
     axis_name: AxisName,
     extra_args: Mapping[str, Any],
-) -> tuple[Rounds, WeightedAverage]:
+) -> tuple[Averaging, WeightedAverage]:
     r"""A step of the outer optimizer on the mean displacement, weighted by the applied steps.
 
     .. math:: a \gets a + \mathrm{outer}\Big(\frac{\sum_i W_i\, (a - x_i)}{\sum_i W_i}\Big)
@@ -78,7 +78,7 @@ def averaging_round(
     )
     skipped_steps = before.counts["skipped_steps"] + averaged.skipped_steps
     failed = before.counts["skipped_exchanges"] + 1
-    averaged_result = Rounds(
+    averaged_result = Averaging(
         anchor=anchor,
         aggregator=averaged.aggregator,
         outer=outer_state,
@@ -94,7 +94,9 @@ def averaging_round(
     return select_if_finite(averaged, anchor, averaged_result, local_result), averaged
 
 
-def updates_of(after: Rounds, params: PyTree, updates: PyTree, participates: jax.Array) -> PyTree:
+def updates_of(
+    after: Averaging, params: PyTree, updates: PyTree, participates: jax.Array
+) -> PyTree:
     """The updates that move a participant to the anchor; those of others, or after a failure."""
     applies = participates & after.succeeded
     return jax.tree.map(

@@ -13,7 +13,7 @@ from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
+from jaxcomm.synchronization._averaging_round import Averaging, averaging_round, updates_of
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -140,7 +140,7 @@ def average_every(
         local = state._replace(step=following(state.step), since=state.since + 1, done=done)
 
         def exchange() -> tuple[PyTree, LocalState]:
-            before = Rounds(
+            before = Averaging(
                 anchor=state.anchor,
                 aggregator=state.aggregator,
                 outer=state.outer,

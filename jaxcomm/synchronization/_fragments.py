@@ -7,7 +7,7 @@ import jax
 import optax
 
 from jaxcomm._contract import PerWorker, PyTree
-from jaxcomm.synchronization._averaging_round import Rounds
+from jaxcomm.synchronization._averaging_round import Averaging
 
 Fragment: TypeAlias = PyTree
 """The tree of the parameters with `optax.MaskedNode` in place of the leaves of other fragments.
@@ -71,7 +71,7 @@ class Streaming(NamedTuple):
     schedule: Schedule
     local: optax.GradientTransformationExtraArgs
     parts_of: Callable[[PyTree, PyTree], list[Fragment]]
-    exchange: Callable[..., Rounds]
+    exchange: Callable[..., Averaging]
     mixed: Callable[[PyTree, PyTree], PyTree]
 
 

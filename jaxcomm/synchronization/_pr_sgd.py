@@ -13,7 +13,7 @@ from jaxcomm._noise import following
 from jaxcomm._require import require_transformation
 from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import Rounds, averaging_round, updates_of
+from jaxcomm.synchronization._averaging_round import Averaging, averaging_round, updates_of
 from jaxcomm.synchronization._exchange import Period, is_due, period_of
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
@@ -134,7 +134,7 @@ def pr_sgd(
         )
 
         def exchange() -> tuple[PyTree, PrSgdState]:
-            before = Rounds(
+            before = Averaging(
                 anchor=state.anchor,
                 aggregator=optax.EmptyState(),
                 outer=outer.init(state.anchor),

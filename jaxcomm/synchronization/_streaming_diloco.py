@@ -15,7 +15,7 @@ from jaxcomm._noise import following
 from jaxcomm._require import require_axis_name, require_transformation
 from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import Rounds, averaging_round
+from jaxcomm.synchronization._averaging_round import Averaging, averaging_round
 from jaxcomm.synchronization._exchange import period_of, require_aggregator
 from jaxcomm.synchronization._fragments import (
     Counted,
@@ -44,7 +44,7 @@ class StreamingState(NamedTuple):
 
     step: jax.Array  # int32[], steps so far
     done: tuple[PerWorker, ...]  # each worker's steps since the last exchange of each fragment
-    fragments: tuple[Rounds, ...]
+    fragments: tuple[Averaging, ...]
     diagnostics: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
@@ -162,13 +162,13 @@ def streaming_diloco(
         return updates, Counted(following(state.step, period), done)
 
     def exchange(
-        fragment: Rounds,
+        fragment: Averaging,
         displacements: Fragment,
         done: PerWorker,
         participates: jax.Array,
         weighted: bool = False,
         **extra_args: Any,
-    ) -> Rounds:
+    ) -> Averaging:
         after, _ = averaging_round(
             combine,
             outer_tx,
@@ -190,7 +190,7 @@ def streaming_diloco(
     def init_fn(params: PyTree) -> StreamingState:
         counted = init_counted(params)
         states = tuple(
-            Rounds(
+            Averaging(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
                 outer=outer_tx.init(anchor),
@@ -218,7 +218,7 @@ def streaming_diloco(
         parts = [*zip(fragments_of(params, params), fragments_of(updates, params), strict=True)]
         kept = [*zip(state.fragments, counted.done, strict=True)]
 
-        def exchanged(number: int) -> list[tuple[Rounds, PerWorker]]:
+        def exchanged(number: int) -> list[tuple[Averaging, PerWorker]]:
             before, done = kept[number]
             displacements = displacement(before.anchor, *parts[number])
             weighted = weight is not None
@@ -234,7 +234,9 @@ def streaming_diloco(
         chosen = jnp.argmax(jnp.stack([*begins, jnp.ones((), bool)]))
         after, done = zip(*collective_switch(chosen, [*branches, lambda: kept]), strict=True)
 
-        def merged(number: int, own: Rounds, x: Fragment, u: Fragment) -> tuple[Fragment, Rounds]:
+        def merged(
+            number: int, own: Averaging, x: Fragment, u: Fragment
+        ) -> tuple[Fragment, Averaging]:
             arrives = schedule.is_over(number, counted.step) & own.succeeded
             local_params = jax.tree.map(jnp.add, wide(x), wide(u))
             steps = updates_to(mixed(local_params, own.anchor), x)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jaxcomm._contract import Codec, Context, Memory, PyTree
 from jaxcomm.testing._inputs import inputs
 from jaxcomm.testing._law import require_equal
-from jaxcomm.testing._single_worker import Sent, keys, send
+from jaxcomm.testing._single_worker import SentPayload, keys, send
 
 SHARED, FINALIZED = "encode leaves shared memory", "finalize is equal on all workers"
 STEPS = 3
 
 
-def _combine(codec: Codec, step: Sent) -> tuple[PyTree, jax.Array]:
+def _combine(codec: Codec, step: SentPayload) -> tuple[PyTree, jax.Array]:
     """Returns the combined payloads, or None, and the decoded mean."""
     workers = len(step.decoded)
     if codec.combine is None:

@@ -21,7 +21,7 @@ _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-class Sent(NamedTuple):
+class SentPayload(NamedTuple):
     """The results of one step of all workers.
 
     Attributes:
@@ -51,7 +51,7 @@ def reduce_statistics(kinds: PyTree, measured: PyTree) -> PyTree:
     return jax.tree.map(lambda kind, values: _REDUCTIONS[kind](values), kinds, measured)
 
 
-def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> Sent:
+def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> SentPayload:
     """Runs one step of all workers on updates [workers, *shape]."""
     workers, *shape = x.shape
     public, private = jax.random.split(key)
@@ -68,10 +68,10 @@ def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> Sent:
     separate = codec.combine is None  # Then each payload travels with its own statistics.
     statistics = measured if separate else reduce_statistics(codec.reduce_statistics, measured)
 
-    def encode(private: jax.Array, memory: Memory, x: jax.Array, statistics: PyTree) -> Sent:
+    def encode(private: jax.Array, memory: Memory, x: jax.Array, statistics: PyTree) -> SentPayload:
         context = context_with(private, memory, statistics)
         payload, after = codec.encode(context, x)
-        return Sent(context, payload, after, codec.decode(context.received(), payload))
+        return SentPayload(context, payload, after, codec.decode(context.received(), payload))
 
     axes = (0, 0, 0, 0 if separate else None)
     return jax.vmap(encode, in_axes=axes)(privates, memories, x, statistics)
@@ -79,7 +79,7 @@ def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> Sent:
 
 @functools.cache
 def _draws(codec: Codec) -> Any:
-    def once(x: jax.Array, key: jax.Array) -> Sent:
+    def once(x: jax.Array, key: jax.Array) -> SentPayload:
         return send(codec, x, jax.vmap(codec.init)(x), key)
 
     return jax.jit(jax.vmap(once, in_axes=(None, 0)))
@@ -98,9 +98,9 @@ def keys(draws: int, seed: int) -> jax.Array:
     return jax.random.split(jax.random.key(seed, impl="threefry2x32"), draws)
 
 
-def sent(codec: Codec, x: np.ndarray, draws: int, seed: int) -> Sent:
+def sent(codec: Codec, x: np.ndarray, draws: int, seed: int) -> SentPayload:
     """Repeats the first step on updates [workers, *shape]; leaves are [draws, workers, ...]."""
-    result: Sent = _draws(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed))
+    result: SentPayload = _draws(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed))
     return result
 
 

@@ -16,7 +16,7 @@ from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map
 from jaxcomm._require import presence
-from jaxcomm.synchronization._averaging_round import Rounds
+from jaxcomm.synchronization._averaging_round import Averaging
 from jaxcomm.synchronization._fragments import (
     Counted,
     Fragment,
@@ -234,19 +234,19 @@ def make_overlapped_step(
     whole = PartitionSpec()
 
     def exchange(
-        fragment: Rounds,
+        fragment: Averaging,
         x: PerWorker,
         done: PerWorker,
         present: jax.Array | None,
         earlier: PyTree = (),
-    ) -> Rounds:
+    ) -> Averaging:
         def on_worker(
-            fragment: Rounds,
+            fragment: Averaging,
             x: PerWorker,
             done: PerWorker,
             present: jax.Array | None,
             earlier: PyTree,
-        ) -> Rounds:
+        ) -> Averaging:
             own, done = own_params(x), after(done, earlier)
             still = jax.tree.map(jnp.zeros_like, own)
             displacements = displacement(fragment.anchor, own, still)
@@ -302,14 +302,14 @@ def make_overlapped_step(
             raise ValueError(f"`number` is {number}, but the state is before step {found}.")
         return found
 
-    def placed(fragments: tuple[Rounds, ...]) -> tuple[Rounds, ...]:
+    def placed(fragments: tuple[Averaging, ...]) -> tuple[Averaging, ...]:
         there = set(beside.devices.flat)
         leaves = jax.tree.leaves(fragments)
         if all(isinstance(x, jax.Array) and x.sharding.device_set == there for x in leaves):
             return fragments
         specs = state_specs(fragments)
         on_mesh = place(fragments, mesh, specs, "opt_state")
-        found: tuple[Rounds, ...] = moved(on_mesh, mesh, beside)
+        found: tuple[Averaging, ...] = moved(on_mesh, mesh, beside)
         return found
 
     def step(

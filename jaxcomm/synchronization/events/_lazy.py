@@ -13,7 +13,7 @@ from jaxcomm._contract import PyTree
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.synchronization.events._grid import nearest_on_grid
-from jaxcomm.synchronization.events._messages import Message, bytes_of, message
+from jaxcomm.synchronization.events._messages import EventMessage, bytes_of, message
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
 from jaxcomm.synchronization.events._rows import (
     chosen,
@@ -291,7 +291,7 @@ def _by_workers(
     threshold: float,
     memory: int,
     max_skip: int,
-    upload: Message,
+    upload: EventMessage,
     *,
     strict: bool,
 ) -> Policy:

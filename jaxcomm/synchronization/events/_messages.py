@@ -15,7 +15,7 @@ def bytes_of(tree: PyTree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-class Message(NamedTuple):
+class EventMessage(NamedTuple):
     """How a worker and the server send trees to each other.
 
     Attributes:
@@ -29,14 +29,14 @@ class Message(NamedTuple):
     bytes: Callable[[PyTree], int]
 
 
-def message(codec: Codec | None) -> Message:
+def message(codec: Codec | None) -> EventMessage:
     """The messages of a codec, leaf by leaf; of `None`, the leaves themselves.
 
     A worker and the server are a group of one worker. So both halves of the codec's memory, its own
     and the shared one, belong to the pair.
     """
     if codec is None:
-        return Message(lambda tree: (), lambda memory, key, tree: (tree, memory), bytes_of)
+        return EventMessage(lambda tree: (), lambda memory, key, tree: (tree, memory), bytes_of)
     require_codec(codec)
 
     def init(tree: PyTree) -> PyTree:
@@ -75,4 +75,4 @@ def message(codec: Codec | None) -> Message:
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         return sum(bytes_of(jax.eval_shape(contents, x, key)) for x in jax.tree.leaves(tree))
 
-    return Message(init, send, size)
+    return EventMessage(init, send, size)
