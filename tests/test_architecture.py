@@ -211,7 +211,6 @@ FUNCTIONS = sorted(
         jaxcomm.synchronization.events,
         jaxcomm.wire,
         jaxcomm.perf,
-        jaxcomm.perf.models,
         launch,
         checkpoint,
         testing,

@@ -38,7 +38,6 @@ OTHERS: list[ModuleType] = [
     jaxcomm.collectives,
     jaxcomm.wire,
     jaxcomm.perf,
-    jaxcomm.perf.models,
     scheduling,
     synchronization.events,
     testing,

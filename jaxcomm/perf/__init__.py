@@ -1,6 +1,5 @@
 """Predicts the seconds of a step: on a nominal link, or on one that was measured."""
 
-from jaxcomm.perf import models
 from jaxcomm.perf._calibrate import calibrate
 from jaxcomm.perf._calibration import Calibration, read_calibration
 from jaxcomm.perf._error import ErrorModel, error_of
@@ -18,7 +17,6 @@ __all__ = [
     "Prediction",
     "calibrate",
     "error_of",
-    "models",
     "overlapped_seconds",
     "parse_link",
     "predict",

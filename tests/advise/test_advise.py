@@ -186,6 +186,28 @@ def test_what_a_model_is_too_large_for_is_omitted() -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("gigabits", "count"), [(10, 10), (25, 0)])
+def test_how_often_compression_is_recommended(gigabits: int, count: int) -> None:
+    """Of 35 models, batches and workers; the forward pass takes half of the backward pass."""
+    # Of ResNet-50 and ResNet-101, by the batch, and of BERT: coordinates, backward pass on a V100.
+    models = [(25.6e6, 0.122 * batch / 64) for batch in (16, 32, 64)]
+    models += [(44.5e6, 0.232 * batch / 64) for batch in (16, 32, 64)]
+    models += [(110e6, 0.25)]
+    advised = [
+        advise(
+            shapes_of_count(round(coordinates)),
+            workers,
+            link=f"{gigabits}Gbit, 25us",
+            step_seconds=1.5 * backward,
+            device="v100",
+        ).compress
+        for coordinates, backward in models
+        for workers in (8, 16, 32, 64, 96)
+    ]
+    assert len(advised) == 35 and sum(advised) == count
+
+
 @pytest.mark.parametrize("axis", ['a"b', "a'b", "{axis}"])
 @pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
 def test_a_line_has_any_axis(method: Any, axis: str) -> None:
