@@ -261,6 +261,7 @@ SIGNS = [
         variance=lambda d, n: min(_power_of_two(d) / 15**2, (_power_of_two(d) / n) ** 0.5 / 15),
         # Steps of at most |x| / 15, of which a coordinate takes part in sqrt(d).
         resolution=lambda n, d: root(d) * root(_power_of_two(d)) / 15,
+        spreads=True,
     ),
     Case(
         "rotated_blocks",
@@ -275,5 +276,6 @@ SIGNS = [
         unbiased=True,
         variance=lambda d, n: min(8 / 7**2, 8**0.5 / 7) / n,
         resolution=lambda n, d: root(min(d, 8)) * root(8) / 7,
+        spreads=True,
     ),
 ]
