@@ -50,7 +50,7 @@ def delayed(
 
     where :math:`\tau` is `staleness`. What `tx` sends depends on the state only, and not on the
     gradients of this step. So the compiler may send it during the whole forward and backward pass.
-    XLA for GPUs does so; XLA for CPUs does not. :func:`jaxcomm.scheduling.overlap_report` shows it
+    XLA for GPUs does so; XLA for CPUs does not. :func:`jaxcomm.wire.overlap_report` shows it
     for a compiled step. More than one step hides no more, since a program cannot send beyond its
     end, and shows what staleness costs. In each step all workers still wait for the last of them,
     so the wait for a slow worker is not hidden.

@@ -5,13 +5,13 @@
   is complete.
 - Plans from the seconds of layers on a link: `at_end_plan`, `wait_free_plan`, `bucket_plan`,
   `merge_plan`, `sparsified_plan`, `priority_plan`.
-- What a plan gains: `timeline` simulates a step; `overlap_report` reads a compiled one.
+- What a plan gains: `timeline` simulates a step, and `jaxcomm.wire.overlap_report` reads a
+  compiled one.
 """
 
 from jaxcomm.scheduling._backward_order import backward_order, estimated_times
 from jaxcomm.scheduling._layers import aggregate_in_backward
 from jaxcomm.scheduling._merge_plan import merge_plan
-from jaxcomm.scheduling._overlap import Overlap, OverlapReport, overlap_report
 from jaxcomm.scheduling._plan import Plan, at_end_plan, bucket_plan, wait_free_plan
 from jaxcomm.scheduling._priority import priority_plan
 from jaxcomm.scheduling._sparsified import sparsified_plan
@@ -23,8 +23,6 @@ __all__ = [
     "TimelineEvent",
     "LayerTimes",
     "AlphaBeta",
-    "Overlap",
-    "OverlapReport",
     "Plan",
     "Timeline",
     "WaitFreeState",
@@ -34,7 +32,6 @@ __all__ = [
     "bucket_plan",
     "estimated_times",
     "merge_plan",
-    "overlap_report",
     "priority_plan",
     "ring_link",
     "sparsified_plan",

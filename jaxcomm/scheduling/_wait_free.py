@@ -69,7 +69,8 @@ def wait_free(
     An aggregator alone sends one message for all leaves, and so waits for the whole backward pass.
     Here each group has messages, statistics and state of its own, and its messages depend on no
     gradient that comes later. Whether the compiled program then computes while it sends depends on
-    the compiler; see :func:`overlap_report`. As many bytes are sent, and more messages.
+    the compiler; see :func:`jaxcomm.wire.overlap_report`. As many bytes are sent, and more
+    messages.
 
     Args:
       tx: An aggregator, such as `jaxcomm.global_qsgd()`. Place the optimizer after `wait_free`. Or

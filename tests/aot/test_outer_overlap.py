@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import scheduling
+from jaxcomm import wire
 from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step
 
@@ -66,7 +66,7 @@ def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
 
 def large(program: Any) -> list[Any]:
     """The messages of more than counts."""
-    found = scheduling.overlap_report(program)
+    found = wire.overlap_report(program)
     print(found)
     return [each for each in found.overlaps if each.bytes > 2**20]
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import scheduling
+from jaxcomm import scheduling, wire
 from jaxcomm.compression import quantizers
 
 LAYERS, SIDE, ROWS = 24, 2048, 512  # 100,663,296 parameters.
@@ -34,7 +34,7 @@ def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-def report(mesh: Mesh, tx: Any, **options: str | bool) -> scheduling.OverlapReport:
+def report(mesh: Mesh, tx: Any, **options: str | bool) -> wire.OverlapReport:
     chain = optax.chain(tx, optax.sgd(0.1))
     whole = NamedSharding(mesh, P())
     shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=whole)
@@ -51,7 +51,7 @@ def report(mesh: Mesh, tx: Any, **options: str | bool) -> scheduling.OverlapRepo
     on_gpu = mesh.devices.flat[0].platform != "tpu"
     quick: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
     lowered = jax.jit(step).lower(params, state, batch)
-    return scheduling.overlap_report(lowered.compile(compiler_options={**quick, **options}))
+    return wire.overlap_report(lowered.compile(compiler_options={**quick, **options}))
 
 
 def grouped(method: str, layers: int) -> Any:

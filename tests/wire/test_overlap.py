@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxcomm import scheduling
+from jaxcomm import wire
 
 # Two products of 2 * 8^3 operations after the start of the first message, one of them before its
 # end; nothing after the start of the second one. The third one is synchronous, in a loop.
@@ -39,13 +39,13 @@ ENTRY %main (a: f32[8,8], b: s8[16]) -> f32[8,8] {{
 
 
 def test_a_program_by_hand() -> None:
-    report = scheduling.overlap_report(PROGRAM, flops_per_second=1024.0, bytes_per_second=1e30)
+    report = wire.overlap_report(PROGRAM, flops_per_second=1024.0, bytes_per_second=1e30)
     first, second, third = report.overlaps
     # Each product takes a second; the loop has five of them.
-    assert first == scheduling.Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
+    assert first == wire.Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
     assert first.share == 0.5
-    assert second == scheduling.Overlap("all-gather", 32, True, 0.0, 0.0, 1)
-    assert third == scheduling.Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
+    assert second == wire.Overlap("all-gather", 32, True, 0.0, 0.0, 1)
+    assert third == wire.Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
     # The second one is the last outside loops.
     assert report.share == 16 * 0.5 / (16 + 5 * 256)
     lines = str(report).splitlines()
@@ -54,7 +54,7 @@ def test_a_program_by_hand() -> None:
 
 
 def test_bytes_bound_small_products() -> None:
-    report = scheduling.overlap_report(PROGRAM, flops_per_second=1e30, bytes_per_second=768.0)
+    report = wire.overlap_report(PROGRAM, flops_per_second=1e30, bytes_per_second=768.0)
     assert report.overlaps[0].during == 1.0
 
 
@@ -82,13 +82,13 @@ ENTRY %main (q: f32[64,8,8], r: f32[8,8], i: s32[]) -> f32[64,8,8] {
 def test_a_slice_counts_as_its_own_bytes() -> None:
     """A layer is written into its stack: the layer, the slice twice, and an index."""
     text = SLICED.replace("BACKWARD", BACKWARD)
-    report = scheduling.overlap_report(text, flops_per_second=1e30, bytes_per_second=772.0)
+    report = wire.overlap_report(text, flops_per_second=1e30, bytes_per_second=772.0)
     assert report.overlaps[0].during == 1.0
 
 
 def test_a_compiled_program() -> None:
     compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile()
-    assert scheduling.overlap_report(compiled).overlaps == ()
+    assert wire.overlap_report(compiled).overlaps == ()
 
 
 def test_branches_are_listed() -> None:
@@ -105,7 +105,7 @@ def test_branches_are_listed() -> None:
   ROOT %d = f32[8]{0} conditional(%i, %c, %c), branch_computations={%one, %two}
 }
 """
-    report = scheduling.overlap_report(branch.format("one") + branch.format("two") + entry)
+    report = wire.overlap_report(branch.format("one") + branch.format("two") + entry)
     assert [(each.kind, each.bytes, each.times) for each in report.overlaps] == [
         ("all-reduce", 32, 1)
     ] * 4
@@ -113,8 +113,8 @@ def test_branches_are_listed() -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="text of a compiled program"):
-        scheduling.overlap_report(None)
+        wire.overlap_report(None)
     with pytest.raises(ValueError, match="text of a compiled program"):
-        scheduling.overlap_report("")
+        wire.overlap_report("")
     with pytest.raises(ValueError, match="`flops_per_second` must be positive"):
-        scheduling.overlap_report(PROGRAM, flops_per_second=0.0)
+        wire.overlap_report(PROGRAM, flops_per_second=0.0)

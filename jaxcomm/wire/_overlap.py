@@ -3,7 +3,7 @@
 import re
 from typing import Any, NamedTuple
 
-from jaxcomm.scheduling._scheduled_program import Cost, Instruction, Program, bytes_of
+from jaxcomm.wire._scheduled_program import Cost, Instruction, Program, bytes_of
 
 _KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
@@ -121,9 +121,9 @@ def overlap_report(
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import scheduling
+      >>> from jaxcomm import wire
       >>> compiled = jax.jit(jnp.sin).lower(jnp.zeros(3)).compile()
-      >>> print(scheduling.overlap_report(compiled).share)
+      >>> print(wire.overlap_report(compiled).share)
       0.0
     """
     for name, rate in (
