@@ -11,7 +11,8 @@ import optax
 from jax import lax
 
 import jaxcomm
-from jaxcomm.compression.quantizers import DitherPayload, dither
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.quantizers._dither import DitherPayload
 
 
 def truncating_dither() -> jaxcomm.Codec:

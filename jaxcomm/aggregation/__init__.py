@@ -1,18 +1,18 @@
 """Aggregators: transformations that replace each worker's update by a mean over workers."""
 
-from jaxcomm.aggregation._accumulate import AccumulateState, accumulate
-from jaxcomm.aggregation._adaptive_budgets import AdaptiveBudgetsState, adaptive_budgets
-from jaxcomm.aggregation._adaptive_ratio import AdaptiveRatioState, adaptive_ratio
+from jaxcomm.aggregation._accumulate import accumulate
+from jaxcomm.aggregation._adaptive_budgets import adaptive_budgets
+from jaxcomm.aggregation._adaptive_ratio import adaptive_ratio
 from jaxcomm.aggregation._all_gather import all_gather_mean
 from jaxcomm.aggregation._all_reduce import all_reduce_mean, merged_mean
-from jaxcomm.aggregation._backup import BackupState, backup
+from jaxcomm.aggregation._backup import backup
 from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._built import aggregator, coded_aggregator
-from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState
-from jaxcomm.aggregation._delayed import DelayedState, delayed
+from jaxcomm.aggregation._coded import AggregatorOptions
+from jaxcomm.aggregation._delayed import delayed
 from jaxcomm.aggregation._density import gradient_density
 from jaxcomm.aggregation._exchange import Exchanged, Part, or_reduce
-from jaxcomm.aggregation._gradient_norms import GradientNormsState, gradient_norms
+from jaxcomm.aggregation._gradient_norms import gradient_norms
 from jaxcomm.aggregation._hierarchical import hierarchical
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
@@ -20,31 +20,20 @@ from jaxcomm.aggregation._mean import mean
 from jaxcomm.aggregation._recursive_doubling import recursive_doubling_mean
 from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
-from jaxcomm.aggregation._sharded_server import ShardedServerState, sharded_server
-from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState, skip_nonfinite
+from jaxcomm.aggregation._sharded_server import sharded_server
+from jaxcomm.aggregation._skip_nonfinite import skip_nonfinite
 from jaxcomm.aggregation._sliced import sliced
 from jaxcomm.aggregation._two_stage import two_stage_mean
-from jaxcomm.aggregation._warmup import WarmupState, warmup, warmup_schedule
+from jaxcomm.aggregation._warmup import warmup, warmup_schedule
 from jaxcomm.aggregation._weight_gather import weight_gather
-from jaxcomm.aggregation._zeroth_order import ZerothOrderState, zeroth_order, zeroth_order_gradient
+from jaxcomm.aggregation._zeroth_order import zeroth_order, zeroth_order_gradient
 
 __all__ = [
     "aggregator",
     "coded_aggregator",
     "Exchanged",
     "Part",
-    "AccumulateState",
-    "AdaptiveBudgetsState",
-    "AdaptiveRatioState",
     "AggregatorOptions",
-    "AggregatorState",
-    "BackupState",
-    "DelayedState",
-    "GradientNormsState",
-    "ShardedServerState",
-    "SkipNonfiniteState",
-    "WarmupState",
-    "ZerothOrderState",
     "accumulate",
     "adaptive_budgets",
     "adaptive_ratio",

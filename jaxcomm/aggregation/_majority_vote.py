@@ -13,7 +13,8 @@ from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState, coded
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression import _bits
-from jaxcomm.compression.quantizers import SignsPayload, signs
+from jaxcomm.compression.quantizers import signs
+from jaxcomm.compression.quantizers._signs import SignsPayload
 
 
 def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:

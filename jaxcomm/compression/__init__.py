@@ -10,19 +10,14 @@ from jaxcomm.compression import (
     sparsifiers,
 )
 from jaxcomm.compression._blockwise import blockwise
-from jaxcomm.compression._chain import ChainPayload, chain
-from jaxcomm.compression._compressed_memory import CompressedArray, compressed_memory
+from jaxcomm.compression._chain import chain
+from jaxcomm.compression._compressed_memory import compressed_memory
 from jaxcomm.compression._cosine import cosine
-from jaxcomm.compression._reserved import ReservedPayload, reserved
+from jaxcomm.compression._reserved import reserved
 from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
-from jaxcomm.compression.quantizers import block_float
 
 __all__ = [
-    "ChainPayload",
-    "CompressedArray",
-    "ReservedPayload",
-    "block_float",
     "blockwise",
     "codes",
     "chain",

@@ -17,7 +17,7 @@ from jaxcomm.scheduling._priority import priority_plan
 from jaxcomm.scheduling._sparsified import sparsified_plan
 from jaxcomm.scheduling._timeline import Timeline, TimelineEvent, timeline
 from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ring_link
-from jaxcomm.scheduling._wait_free import WaitFreeState, wait_free
+from jaxcomm.scheduling._wait_free import wait_free
 
 __all__ = [
     "TimelineEvent",
@@ -25,7 +25,6 @@ __all__ = [
     "AlphaBeta",
     "Plan",
     "Timeline",
-    "WaitFreeState",
     "aggregate_in_backward",
     "at_end_plan",
     "backward_order",

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 
 import jaxcomm
-from jaxcomm.compression import block_float, blockwise, rotated
+from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression.feedback import momentum
 from jaxcomm.compression.quantizers import (
+    block_float,
     dither,
     e3m0,
     natural,

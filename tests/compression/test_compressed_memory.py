@@ -11,8 +11,8 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Coins, Context
 from jaxcomm._noise import bits
-from jaxcomm.compression import CompressedArray, blockwise, compressed_memory, rotated
-from jaxcomm.compression._compressed_memory import _coins_of_array
+from jaxcomm.compression import blockwise, compressed_memory, rotated
+from jaxcomm.compression._compressed_memory import CompressedArray, _coins_of_array
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, momentum, momentum_correction
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import threshold, top_k

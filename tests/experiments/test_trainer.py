@@ -14,7 +14,7 @@ from experiments.studies.survey import Survey
 from experiments.tasks.task import Task
 from experiments.training import trainer
 from experiments.training.train import Program, make_mesh, make_program, train
-from jaxcomm.aggregation import WarmupState
+from jaxcomm.aggregation._warmup import WarmupState
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import Codec, Context
-from jaxcomm.compression.quantizers import DitherPayload, dither
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.quantizers._dither import DitherPayload
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
 from tests.laws.test_nonfinite import check_visible

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation import SkipNonfiniteState
+from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero, top_k
 from tests.cases._local import (

@@ -2,13 +2,10 @@
 
 from jaxcomm.compression.codes._elias import elias
 from jaxcomm.compression.codes._golomb_rice import golomb_rice
-from jaxcomm.compression.codes._rans import Counts, rans
+from jaxcomm.compression.codes._rans import rans
 from jaxcomm.compression.codes._room import measured_room
-from jaxcomm.compression.codes._variable_length import VariableLengthPayload
 
 __all__ = [
-    "Counts",
-    "VariableLengthPayload",
     "elias",
     "golomb_rice",
     "measured_room",

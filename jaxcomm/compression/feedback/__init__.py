@@ -5,14 +5,11 @@ from jaxcomm.compression.feedback._ecq import ecq
 from jaxcomm.compression.feedback._ef21 import ef21
 from jaxcomm.compression.feedback._error_feedback import error_feedback
 from jaxcomm.compression.feedback._local_clip import local_clip
-from jaxcomm.compression.feedback._loop import FeedbackMemory, feedback_loop
+from jaxcomm.compression.feedback._loop import feedback_loop
 from jaxcomm.compression.feedback._momentum import momentum
 from jaxcomm.compression.feedback._momentum_correction import momentum_correction
-from jaxcomm.compression.feedback._shifted import ShiftMemory
 
 __all__ = [
-    "FeedbackMemory",
-    "ShiftMemory",
     "diana",
     "ecq",
     "ef21",

@@ -1,11 +1,7 @@
 """Proximal steps: weights and updates with exact zeros, which sparsifiers send exactly."""
 
 from jaxcomm.compression.regularizers._penalties import block_lasso, group_lasso, l1
-from jaxcomm.compression.regularizers._proximal import (
-    RegularizedState,
-    Regularizer,
-    proximal,
-)
+from jaxcomm.compression.regularizers._proximal import Regularizer, proximal
 from jaxcomm.compression.regularizers._thresholds import (
     block_soft_threshold,
     group_soft_threshold,
@@ -13,7 +9,6 @@ from jaxcomm.compression.regularizers._thresholds import (
 )
 
 __all__ = [
-    "RegularizedState",
     "Regularizer",
     "block_lasso",
     "block_soft_threshold",

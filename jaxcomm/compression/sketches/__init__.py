@@ -1,14 +1,10 @@
 """Linear sketches, which can be summed over workers."""
 
-from jaxcomm.compression.sketches._cells import S2Payload, S2Statistics
-from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, count_sketch
+from jaxcomm.compression.sketches._count_sketch import count_sketch
 from jaxcomm.compression.sketches._s2_codes import s2_codes
 from jaxcomm.compression.sketches._s2_sketch import s2_sketch
 
 __all__ = [
-    "CountSketchPayload",
-    "S2Payload",
-    "S2Statistics",
     "count_sketch",
     "s2_codes",
     "s2_sketch",

@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 
 from jaxcomm import Claims, Codec, Coins, Memory
-from jaxcomm.compression.feedback import FeedbackMemory, ecq, error_feedback
+from jaxcomm.compression.feedback import ecq, error_feedback
+from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.codecs import context_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxcomm import Coins, Context
-from jaxcomm.compression.quantizers import Levels, adaptive_levels
-from jaxcomm.compression.quantizers._adaptive_levels import fit_levels
+from jaxcomm.compression.quantizers import adaptive_levels
+from jaxcomm.compression.quantizers._adaptive_levels import Levels, fit_levels
 from tests.codecs import context_of
 from tests.slow import slow
 

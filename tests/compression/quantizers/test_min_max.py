@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxcomm import Coins, Context
-from jaxcomm.compression.quantizers import MinMax, min_max_dither
+from jaxcomm.compression.quantizers import min_max_dither
+from jaxcomm.compression.quantizers._min_max import MinMax
 from tests.codecs import context_of
 
 

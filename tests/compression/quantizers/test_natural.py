@@ -8,7 +8,8 @@ import scipy.stats
 
 import jaxcomm
 from jaxcomm import Context
-from jaxcomm.compression.quantizers import NaturalPayload, natural
+from jaxcomm.compression.quantizers import natural
+from jaxcomm.compression.quantizers._natural import NaturalPayload
 from tests.workers import aggregator, initial
 
 
