@@ -136,7 +136,6 @@ def elias(
     codec: Codec,
     *,
     room: float | None = None,
-    quantile: float = 0.999,
     overflow: Policy = "nan",
 ) -> Codec:
     r"""Sends the integers of `codec` in the Elias-gamma code, without loss.
@@ -158,9 +157,8 @@ def elias(
         :func:`~jaxcomm.compression.sparsifiers.top_k` and
         :func:`~jaxcomm.compression.sparsifiers.stc`, whose integers are gaps between indices.
       room: Bits per integer, a Python float. :func:`measured_room` returns those of given updates.
-        Default: the `quantile` of the code length of normal, independent coordinates. Gradients
-        have heavier tails and shorter codes; equal magnitudes have longer ones.
-      quantile: The probability that such a unit fits.
+        Default: a unit of normal, independent coordinates fits with a probability of 0.999.
+        Gradients have heavier tails and shorter codes; equal magnitudes have longer ones.
       overflow: If the words exceed the room: `"nan"` makes the update NaN on all workers; `"drop"`
         sends as many consecutive integers as fit, plain, from a random one on. Feedback uses the
         latter and keeps the rest. `diagnostics=True` reports the number dropped as `overflow`.
@@ -196,6 +194,5 @@ def elias(
         {"levels": LEVELS, "indices": GAPS},
         name="elias",
         room=room,
-        quantile=quantile,
         overflow=overflow,
     )

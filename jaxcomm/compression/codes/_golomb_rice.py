@@ -262,7 +262,6 @@ def golomb_rice(
     codec: Codec,
     *,
     room: float | None = None,
-    quantile: float = 0.999,
     overflow: Policy = "nan",
 ) -> Codec:
     r"""Sends the gaps between nonzeros in the Golomb-Rice code, and their levels, without loss.
@@ -284,9 +283,8 @@ def golomb_rice(
 
     Args:
       codec: A codec of integers without memory, as in :func:`elias`.
-      room: Bits per integer, a Python float; of levels, per coordinate. As in :func:`elias`.
-      quantile: The probability that a unit of normal, independent coordinates fits; of indices, of
-        positions that are independent.
+      room: Bits per integer, a Python float; of levels, per coordinate. As in :func:`elias`;
+        indices are taken for independent positions.
       overflow: `"nan"` or `"drop"`, as in :func:`elias`.
 
     Returns:
@@ -322,6 +320,5 @@ def golomb_rice(
         {"levels": LEVELS, "indices": GAPS},
         name="golomb_rice",
         room=room,
-        quantile=quantile,
         overflow=overflow,
     )

@@ -180,7 +180,6 @@ def rans(
     codec: Codec,
     *,
     room: float | None = None,
-    quantile: float = 0.999,
     overflow: Policy = "nan",
 ) -> Codec:
     r"""Sends the levels of `codec` in close to their entropy, by rANS, without loss.
@@ -200,7 +199,6 @@ def rans(
       codec: A codec of integers without memory, as in :func:`elias`, of at most 2,048 levels; not
         one that sends indices.
       room: Bits per integer, a Python float. As in :func:`elias`.
-      quantile: The probability that a unit of normal, independent coordinates fits.
       overflow: `"nan"` or `"drop"`, as in :func:`elias`.
 
     Returns:
@@ -228,6 +226,4 @@ def rans(
     Differs from the paper: rANS in place of arithmetic coding; counts have 14 bits; rows that
     this would not shorten are plain; and the room is fixed.
     """
-    return variable_length(
-        codec, {"levels": LEVELS}, name="rans", room=room, quantile=quantile, overflow=overflow
-    )
+    return variable_length(codec, {"levels": LEVELS}, name="rans", room=room, overflow=overflow)

@@ -32,18 +32,19 @@ class Cut(NamedTuple):
     plain: int  # how many integers fit into the room in a plain form
 
 
-def require_room(room: float | None, quantile: float) -> None:
-    """Raises unless the room is a positive number of bits, and the quantile a probability."""
-    for name, value in (("room", room), ("quantile", quantile)):
-        require_untraced(value, name)
+FITS = 0.999
+"""The probability that a unit of normal, independent coordinates fits into the default room."""
+
+
+def require_room(room: float | None) -> None:
+    """Raises unless the room is a positive number of bits."""
+    require_untraced(room, "room")
     is_number = isinstance(room, int | float) and not isinstance(room, bool)
     if room is not None and not (is_number and 0 < room < math.inf):
         raise ValueError(
             f"`room` must be a positive Python float, the bits per integer, or None, got {room!r}: "
             "it decides shapes on the wire."
         )
-    if not isinstance(quantile, float) or not 0.5 <= quantile < 1:
-        raise ValueError(f"`quantile` must be a Python float in [0.5, 1), got {quantile!r}.")
 
 
 def rows_of(count: int, code: RowCode) -> tuple[int, int]:
@@ -52,10 +53,10 @@ def rows_of(count: int, code: RowCode) -> tuple[int, int]:
     return rows, -(-count // rows) if rows else 0
 
 
-def expected_bits(code: RowCode, likely: Any, count: int, quantile: float) -> float:
-    """The quantile of the bits of `count` independent integers, with rows of whole words."""
+def expected_bits(code: RowCode, likely: Any, count: int) -> float:
+    """The bits in which `count` independent integers fit, with rows of whole words."""
     length = code.expected(likely)
-    spread = NormalDist().inv_cdf(quantile) * math.sqrt(max(length.variance, 0) * count)
+    spread = NormalDist().inv_cdf(FITS) * math.sqrt(max(length.variance, 0) * count)
     rows, _ = rows_of(count, code)
     return length.mean * count + spread + 40 * rows
 

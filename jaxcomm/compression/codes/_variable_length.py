@@ -107,7 +107,6 @@ def variable_length(
     *,
     name: str,
     room: float | None,
-    quantile: float,
     overflow: Policy,
 ) -> Codec:
     """The codec with its integers in another code; see :func:`elias`.
@@ -117,11 +116,10 @@ def variable_length(
       codes: The code of each kind of integers.
       name: The name of the code in error messages.
       room: Bits per integer.
-      quantile: The probability that a unit of normal coordinates fits, if `room` is None.
       overflow: What happens if a unit does not fit.
     """
     integers = _integers_of(codec, codes, name)
-    require_room(room, quantile)
+    require_room(room)
     code, are_indices = codes[integers.kind], integers.kind == "indices"
 
     def likely_of(size: int) -> Any:
@@ -135,7 +133,7 @@ def variable_length(
 
     def cut_of(context: Context, count: int) -> Cut:
         def default(count: int) -> float:
-            return expected_bits(code, likely_of(context.size), count, quantile)
+            return expected_bits(code, likely_of(context.size), count)
 
         alphabet = integers.alphabet(context)
         code.require(alphabet)
