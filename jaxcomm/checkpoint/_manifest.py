@@ -2,31 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxcomm.checkpoint._errors import CheckpointError
 from jaxcomm.checkpoint._leaves import Leaf
 
 FORMAT = 3
-"""The format that this release writes."""
-
-
-def _without_a_pack(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 stored each leaf as an array of its own."""
-    return {**manifest, "leaves": [{**leaf, "offset": None} for leaf in manifest["leaves"]]}
-
-
-def _with_checksums_only(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 had the same kind of checksum for all leaves."""
-    return {**manifest, "leaves": [{**leaf, "crc32": None} for leaf in manifest["leaves"]]}
-
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: _without_a_pack,
-    2: _with_checksums_only,
-}
-"""For each older format, the manifest in the format after it."""
+"""The only format that is written and read; those before it were never released."""
 
 _AXES = re.compile(r"\.per_worker\['([^']*)'\]|\['per_worker'\]\['([^']*)'\]")
 
@@ -58,7 +41,7 @@ def entry_of(leaf: Leaf, checksum: int = 0, offset: int | None = None) -> Entry:
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest in today's format."""
+    """The manifest as JSON."""
     leaves = [{"path": path, **entry._asdict()} for path, entry in manifest.leaves.items()]
     return {
         "format": FORMAT,
@@ -69,22 +52,20 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_json(value: Any, where: str) -> Manifest:
-    """Reads a manifest of this format or an older one.
+    """Reads a manifest.
 
     Raises:
-      CheckpointError: If it is of a newer format, or is not a manifest.
+      CheckpointError: If it is of another format, or is not a manifest.
     """
     number = value.get("format") if isinstance(value, dict) else None
-    if not isinstance(number, int) or number < 1:
+    if not isinstance(number, int):
         raise CheckpointError(f"{where} is not a checkpoint of jaxcomm: it has no format.")
-    if number > FORMAT:
+    if number != FORMAT:
         raise CheckpointError(
-            f"{where} has format {number}, and this release reads formats 1 to {FORMAT}: "
-            "install a newer jaxcomm."
+            f"{where} has format {number}, and this release reads format {FORMAT}: restore it with "
+            "the jaxcomm that saved it."
         )
     try:
-        for older in range(number, FORMAT):
-            value = MIGRATIONS[older](value)
         leaves = {
             str(leaf["path"]): Entry(
                 tuple(int(n) for n in leaf["shape"]),

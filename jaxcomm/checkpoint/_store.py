@@ -1,7 +1,6 @@
 """A directory of checkpoints: what orbax writes and reads, which are complete, which to keep."""
 
 import importlib
-import json
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from jaxcomm.checkpoint._leaves import Leaf, empty
 from jaxcomm.checkpoint._manifest import Entry, Manifest, from_json, size_of, to_json
 from jaxcomm.checkpoint._pack import bytes_of, unpack
 
-_PACK = "pack"  # The name of the pack among the arrays of format 2.
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -80,12 +78,8 @@ class Store:
 
     def manifest(self, step: int, where: str) -> Manifest:
         """The manifest of a checkpoint."""
-        file = self._manifest_file(step)
-        written = file.read_bytes()
-        in_one_file = file.name == self._handler.MANIFEST
-        return from_json(
-            self._handler.verified(written) if in_one_file else json.loads(written), where
-        )
+        written = (self._directory / str(step) / self._handler.MANIFEST).read_bytes()
+        return from_json(self._handler.verified(written), where)
 
     def arrays(
         self, step: int, entries: Sequence[Entry], like: Sequence[Leaf]
@@ -107,21 +101,14 @@ class Store:
         }
         packs = any(entry.offset is not None for entry in entries)
         directory = self._directory / str(step)
-        if in_one_file := self._manifest_file(step).name == self._handler.MANIFEST:
-            packed = (directory / self._handler.PACK).read_bytes() if packs else b""
-            found = self._restore(directory, restore_args)
-        else:  # Formats 1 and 2.
-            found = self._restore(
-                directory / "state", restore_args | ({_PACK: on_host} if packs else {})
-            )
-            packed = found[_PACK].tobytes() if packs else b""
+        packed = (directory / self._handler.PACK).read_bytes() if packs else b""
+        found = self._restore(directory, restore_args)
         sums: dict[int, int] = {}
 
         def array(number: int, entry: Entry, x: Leaf) -> Any:
             if entry.offset is None:
                 return found[str(number)] if size_of(entry) else empty(x)
-            if in_one_file:
-                sums[number] = zlib.crc32(bytes_of(packed, entry, x))
+            sums[number] = zlib.crc32(bytes_of(packed, entry, x))
             return unpack(packed, entry, x)
 
         return [array(i, *pair) for i, pair in enumerate(zip(entries, like, strict=True))], sums
@@ -136,11 +123,6 @@ class Store:
     def close(self) -> None:
         """Waits, and ends the threads."""
         self._writer.close()
-
-    def _manifest_file(self, step: int) -> Path:
-        directory = self._directory / str(step)
-        older: Path = directory / "manifest" / "metadata"
-        return older if older.exists() else directory / self._handler.MANIFEST
 
     def _restore(self, directory: Path, restore_args: Mapping[str, Any]) -> dict[str, Any]:
         if not restore_args:

@@ -119,7 +119,7 @@ def change_manifest(directory: pathlib.Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "has format 99, and this release reads formats 1 to 3: install a newer"),
+        ({"format": 99}, "has format 99, and this release reads format 3: restore it with"),
         ({"format": None}, "is not a checkpoint of jaxcomm: it has no format"),
         ({"leaves": [{"path": "a"}]}, "is damaged: its manifest lacks 'shape'"),
         ({"leaves": 3}, "is damaged: its manifest"),
