@@ -62,7 +62,7 @@ def block_float(
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
-      >>> from jaxcomm.compression import block_float
+      >>> from jaxcomm.compression.quantizers import block_float
       >>> codec, x = block_float("int8", rounding="nearest"), jnp.array([1.0, -0.3, 0.0])
       >>> payload, _ = codec.encode(Context.of(x), x)
       >>> print(payload.elements, payload.exponents, codec.decode(Context.of(x), payload))
