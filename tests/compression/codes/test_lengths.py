@@ -22,9 +22,8 @@ def levels_of(codec: Codec, x: jax.Array, seed: int = 0) -> np.ndarray:
     """The levels that dithering sends."""
     context = Context.of(x, seed)
     context = context.replace(statistics=codec.measure(context, x))
-    encode: Any = codec.encode
-    payload, _ = encode(context, x)
-    return np.asarray(encode.integers.split(context, payload)[0])
+    payload, _ = codec.encode(context, x)
+    return np.asarray(codec.fast.integers.split(context, payload)[0])
 
 
 def probabilities(levels: int, spread: float) -> np.ndarray:
