@@ -13,7 +13,7 @@ from jaxcomm.perf import DEVICES, LINKS, read_calibration
 WRONG_INPUT = 2
 
 
-class _AdviseParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -21,7 +21,7 @@ class _AdviseParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _AdviseParser(
+    parser = _Parser(
         prog="python -m jaxcomm.advise",
         description="Recommends a method for a number of workers and a link, or not to compress.",
         allow_abbrev=False,

@@ -29,7 +29,7 @@ def test_stable_and_compiled_once(case: Case, mode: Mode, caplog: pytest.LogCapt
     with jax.log_compiles():
         run(updates, after, ones)
     # Not by the size of jit's cache, which has an entry for each kind of call, also of one program.
-    # "Finished tracing" is said of a trace that was found too, once the cache has lost the call.
+    # "Finished tracing" is said of a trace that was found too, if a call is not on jit's fast path.
     assert not [each for each in caplog.messages if each.startswith("Finished XLA compilation")]
 
 

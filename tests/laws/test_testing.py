@@ -24,6 +24,7 @@ from jaxcomm import (
     gossip,
     scattered,
 )
+from jaxcomm._axis import is_simulated
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec, check_gossip
 from tests.cases import CASES, Case, rows
@@ -491,6 +492,10 @@ BROKEN_GOSSIP: dict[str, tuple[Callable[[], Aggregator], str]] = {
     "steps twice": (lambda: _mixed(lambda a, b: 2 * a + b), "mean"),
     "mixes too little": (lambda: _mixed(lambda a, b: a + 0.01 * b), "consensus"),
     "keeps a NaN": (_spoiling, "nonfinite"),
+    "mixes less on a mesh": (
+        lambda: _mixed(lambda a, b: a + (b if is_simulated("data") else b / 2)),
+        "modes",
+    ),
 }
 
 
