@@ -243,7 +243,8 @@ class Fast(NamedTuple):
       linear: Which of `"measure"` and `"encode"` are linear in `x`, for a fixed context. Feedback
         applies them to the update and to the residual separately, and does not write the sum.
       exposes_nonfinite: Which of these have a result that is non-finite, or empty, if a coordinate
-        of `x` is. The finite check then reads the result instead of `x`.
+        of `x` is. The finite check then reads the result instead of `x`. With `"decode"`, what is
+        decoded with NaN in place of all statistics is NaN everywhere: no pass needs to write it.
       entries: `(context, payload) -> Entries` of a payload that decodes to a few values among
         zeros; `decode` is then :func:`jaxcomm.scattered`.
       factors: `(context, payload) -> (left, right)`, float32[rows, k] and float32[columns, k], of

@@ -35,7 +35,6 @@ from jaxcomm.aggregation._exchange import (
     over_units,
     reduce_statistics,
 )
-from pallas_kernels._dispatch import target
 
 
 def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> PyTree:
@@ -148,8 +147,8 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)
-        # On CPUs it depends on the received message, so that XLA allocates the mean only then.
-        start = jnp.where(finite, 0.0, jnp.nan) if target().platform == "cpu" else 0.0
+        # It depends on the received message, so that XLA allocates the mean only then.
+        start = jnp.where(finite, 0.0, jnp.nan)
 
         def decoded(part: Part, payloads: PyTree, statistics: PyTree) -> jax.Array:
             context, fast, mapped = part.context, part.codec.fast, part.codec.fast.mapped
@@ -183,7 +182,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
                 parts, encoded, received, statistics, strict=True
             )
         ]
-        return Exchanged(parts, finite, sent)
+        return Exchanged(parts, finite, sent, are_nan=True)
 
     return exchange
 

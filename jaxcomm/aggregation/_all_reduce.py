@@ -18,6 +18,7 @@ from jaxcomm.aggregation._exchange import (
     Part,
     all_finite,
     decoded_payloads,
+    nan_unless,
     over_units,
     reduce_statistics,
     sum_together,
@@ -40,6 +41,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
     # The sum of such payloads is not finite if a unit of any worker is not.
     sends_statistics = {*jax.tree.leaves(codec.reduce_statistics)} - {"equal"}
     flagged_by_payload = "encode" in codec.fast.exposes_nonfinite and not sends_statistics
+    exposes = "decode" in codec.fast.exposes_nonfinite
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
@@ -67,15 +69,18 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
         if flagged_by_payload:
             finite = all_finite(jax.tree.leaves(totals))
         sent = decoded_payloads(parts, payloads)
+
+        def decoded(part: Part, total: PyTree) -> jax.Array:
+            context = part.context.received(workers)
+            if exposes:
+                context = context.replace(statistics=nan_unless(finite, context.statistics))
+            return part.codec.decode(context, total)
+
         parts = [
-            part._replace(
-                memory=memory,
-                mean=part.codec.decode(part.context.received(workers), total),
-                payload=total,
-            )
+            part._replace(memory=memory, mean=decoded(part, total), payload=total)
             for part, (_, memory), total in zip(parts, encoded, totals, strict=True)
         ]
-        return Exchanged(parts, finite, sent)
+        return Exchanged(parts, finite, sent, are_nan=exposes)
 
     return exchange
 

@@ -409,15 +409,18 @@ def coded_mean(
         # The sum of empty units sends nothing, and types them as equal on all workers.
         means = [x if x.size else lax.psum(x, axis_name) for x in arrays]
         after = list(memories)
-        parts, finite, sent = exchange(parts) if parts else Exchanged([], jnp.array(True))
+        parts, finite, sent, are_nan = exchange(parts) if parts else Exchanged([], jnp.array(True))
         for number, part in zip(filled, parts, strict=True):
             context = part.context.replace(memory=part.memory)
             means[number], after[number] = part.codec.finalize(context, part.payload, part.mean)
+            are_nan &= means[number] is part.mean
         fits = finite
         if parts and codec.drop_overflow is not None:
             fits = finite & nowhere_nan([part.mean for part in parts])
-        # After the join, whose leaves are copied anyway.
-        result = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, join(means))
+            are_nan = False
+        result = join(means)
+        if not are_nan:  # After the join, whose leaves are copied anyway.
+            result = jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan) if x.size else x, result)
         kept = [*map(persistent, memories)]
         if parts and remembers:
             # Finite updates may overflow in the mean; committed, they would return in every step.

@@ -33,6 +33,7 @@ class Exchanged(NamedTuple):
     finite: jax.Array  # bool[], whether the parts of all workers are finite
     # This worker's payloads, decoded, for `diagnostics`.
     sent: Callable[[], list[jax.Array]] | None = None
+    are_nan: bool = False  # whether the means are NaN everywhere if `finite` is false
 
 
 Exchange: TypeAlias = Callable[[list[Part]], Exchanged]
@@ -134,6 +135,11 @@ def all_finite(units: Iterable[jax.Array]) -> jax.Array:
 def nowhere_nan(means: list[jax.Array]) -> jax.Array:
     """Whether no coordinate of any mean is NaN, which marks a payload that overflowed, bool[]."""
     return jnp.logical_not(jnp.any(jnp.stack([jnp.any(jnp.isnan(mean)) for mean in means])))
+
+
+def nan_unless(finite: jax.Array, tree: PyTree) -> PyTree:
+    """The float arrays, or NaN in their place."""
+    return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), tree)
 
 
 def nan_unless_all_fit(

@@ -35,6 +35,7 @@ from jaxcomm.aggregation._exchange import (
     Part,
     all_finite,
     everywhere,
+    nan_unless,
     nan_unless_all_fit,
 )
 from jaxcomm.aggregation._rows import (
@@ -212,6 +213,7 @@ def two_stage_mean(
     split = ROW_CUTS[ownership]
     row_codec = without_global_diagnostics(codec)
     own_codec = row_codec if mean_codec is None else without_global_diagnostics(mean_codec)
+    exposes = "decode" in own_codec.fast.exposes_nonfinite
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
@@ -246,6 +248,8 @@ def two_stage_mean(
         gathered = gather_contents([content for content, _ in resent], axis_name)
 
         def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
+            payload, measured = content
+            content = (payload, nan_unless(finite, measured) if exposes else measured)
             return split.together(decode_rows(own_codec, mean, content), context.shape)
 
         after = []
@@ -270,7 +274,7 @@ def two_stage_mean(
                 for part, (content, (row, *_)) in zip(parts, sent, strict=True)
             ]
 
-        return Exchanged(after, finite, decoded)
+        return Exchanged(after, finite, decoded, are_nan=exposes)
 
     unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
     return coded_mean(

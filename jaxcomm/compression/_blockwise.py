@@ -178,6 +178,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
         layout="independent",
         drop_overflow=codec.drop_overflow and blockwise(codec.drop_overflow, block_size),
         fast=Fast(
+            exposes_nonfinite=tuple({"decode"} & {*codec.fast.exposes_nonfinite}),
             entries=entries if codec.fast.entries else None,
             integers=integers_of_blocks(integers) if has_levels else None,
         ),

@@ -410,5 +410,10 @@ def dither(
         diagnose=diagnose,
         claims=Claims(variance=variance),
         layout="shared_statistics",
-        fast=Fast(integers=integers, with_residual=with_residual, add=decode_onto),
+        fast=Fast(
+            exposes_nonfinite=("decode",),
+            integers=integers,
+            with_residual=with_residual,
+            add=decode_onto,
+        ),
     )
