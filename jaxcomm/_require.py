@@ -1,12 +1,26 @@
 """Argument checks, whose errors name the argument, the rule, the value and the remedy."""
 
+import collections.abc
+import dataclasses
 import functools
 import inspect
 import itertools
 import math
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +29,7 @@ import optax
 from jax import lax
 
 from jaxcomm._axis import names_itself
-from jaxcomm._contract import CODEC_IN_CHAIN, Codec
+from jaxcomm._contract import CODEC_IN_CHAIN, AxisName, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 
@@ -30,6 +44,8 @@ def described(value: Any) -> str:
     """A short description of a value for an error message."""
     if isinstance(value, Codec):
         return "a codec"
+    if isinstance(value, jax.Array):
+        return f"an array, {_type_of(value)}"
     if isinstance(value, optax.GradientTransformation):
         return "an optax transformation"
     if inspect.isfunction(value):
@@ -83,15 +99,6 @@ def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
         )
 
 
-def require_codec_of(codec_for: Any, option: str = "codec_for") -> None:
-    """Raises unless `codec_for` is a function; `optax.inject_hyperparams` calls it too early."""
-    if not callable(codec_for):
-        raise ValueError(
-            f"`{option}` must be a function from a number to a codec, got {described(codec_for)}. "
-            f"{remedy(option)}"
-        )
-
-
 def require_transformation(tx: Any, option: str = "tx") -> None:
     """Raises unless `tx` is an optax transformation that can contain collectives."""
     if isinstance(tx, optax.MultiSteps):
@@ -140,19 +147,91 @@ def require_exchange_last(state: Any, mixing: set[int]) -> None:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes, as in `Annotated[int, Range(least=1)]`; never infinity."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        return self.least <= number <= self.most and self.above < number < self.below
+
+    def __str__(self) -> str:
+        low = f"[{self.least}" if self.least > self.above else f"({self.above}"
+        high = f"{self.most}]" if self.most < self.below else f"{self.below})"
+        if high == "inf)":
+            lower = f" above {self.above}" if self.above > -math.inf else ""
+            return f" of at least {self.least}" if low[0] == "[" else lower
+        return f" in {low}, {high}"
+
+
+Positive = Annotated[int, Range(least=1)]
+
+
+Natural = Annotated[int, Range(least=0)]
+
+
+Share = Annotated[float, Range(above=0, most=1)]
+
+
 def remedy(option: str) -> str:
     """The advice for an option that must be static but is traced."""
     return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."
 
 
+_NUMBERS: dict[Any, type | tuple[type, ...]] = {int: int, float: (int, float), bool: bool}
+
+
+class _Rule(NamedTuple):
+    """What the annotation of an option says of its values."""
+
+    accepts: Callable[[Any], bool]
+    text: str  # What a value must be; empty if only an array is refused.
+
+
+def _rule(annotation: Any) -> _Rule:
+    """The rule of one member of a union."""
+    kind, *ranges = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return _Rule(lambda x: not isinstance(x, jax.Array) and x in choices, f"one of {choices}")
+    if isinstance(kind, type) and kind in _NUMBERS:
+        types, within = _NUMBERS[kind], "".join(map(str, ranges))
+        is_number = lambda x: isinstance(x, types) and (kind is bool) == isinstance(x, bool)  # noqa: E731
+        return _Rule(
+            lambda x: is_number(x) and all(x in each for each in ranges),
+            f"a Python {kind.__name__}{within}",
+        )
+    if kind is type(None):
+        return _Rule(lambda x: x is None, "None")
+    if kind is jax.Array:
+        return _Rule(lambda x: isinstance(x, jax.Array), "an array")
+    if get_origin(kind) is collections.abc.Callable:
+        return _Rule(callable, "a function")
+    return _Rule(lambda x: not isinstance(x, jax.Array), "")
+
+
+def _members(annotation: Any) -> list[Any]:
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return [*itertools.chain(*map(_members, get_args(annotation)))] if is_union else [annotation]
+
+
+def require_option(value: Any, option: str, annotation: Any) -> None:
+    """Raises unless the annotation of an option admits its value."""
+    rules = [*map(_rule, _members(annotation))]
+    if any(rule.accepts(value) for rule in rules):
+        return
+    texts = [rule.text or "known at trace time" for rule in rules if rule.text != "an array"]
+    hint = f" {remedy(option)}" if isinstance(value, jax.Array) or "a function" in texts else ""
+    raise ValueError(f"`{option}` must be {', or '.join(texts)}, got {described(value)}.{hint}")
+
+
 def require_untraced(value: Any, option: str) -> None:
     """Raises if `value` is an array; `optax.inject_hyperparams` turns every number into one."""
-    if isinstance(value, jax.Array):
-        kind = {"f": "float", "b": "bool"}.get(value.dtype.kind, "int")
-        raise ValueError(
-            f"`{option}` must be a Python {kind}, known at trace time, got an array, {value.dtype}"
-            f"{list(value.shape)}. {remedy(option)}"
-        )
+    require_option(value, option, object)
 
 
 def require_arrays(tree: Any, option: str) -> None:
@@ -227,47 +306,46 @@ def same_model_state(returned: Any, received: Any) -> Any:
     return new
 
 
-_RULES: dict[str, Callable[[Any, str], None]] = {
-    "codec": require_codec,
-    "mean_codec": require_codec,
-    "codec_for": require_codec_of,
-    "tx": require_transformation,
-}
+_TRANSFORMATIONS = {optax.GradientTransformation, optax.GradientTransformationExtraArgs}
 
 
-def checked(
-    *traceable: str,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Checks the arguments of a constructor by the rules for their names.
+@functools.cache
+def annotations_of(construct: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function, also of options that `takes_options` lists."""
+    own = {name: p.annotation for name, p in inspect.signature(construct).parameters.items()}
+    return {**own, **get_type_hints(construct, include_extras=True)}
 
-    Args:
-      *traceable: Options that may be traced, besides `seed` and `key`.
+
+def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Checks the arguments of a constructor by their annotations.
+
+    An option may be traced if its annotation includes `jax.Array`.
     """
+    signature, named = inspect.signature(construct), names_itself(construct)
+    names = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    keywords = f" Pass by keyword: {', '.join(f'`{name}=`' for name in names)}." if names else ""
 
-    def check(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        signature, named = inspect.signature(construct), names_itself(construct)
-        names = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-        keywords = (
-            f" Pass by keyword: {', '.join(f'`{name}=`' for name in names)}." if names else ""
-        )
-        of_axis = functools.partial(require_axis_name, keywords=keywords)
-        rules: dict[str, Callable[[Any, str], None]] = {**_RULES, "axis_name": of_axis}
+    @functools.wraps(construct)
+    def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            hint = keywords if "positional" in str(error) else ""
+            raise TypeError(f"`{construct.__name__}`: {error}.{hint}") from None
+        for option, value in bound.arguments.items():
+            annotation = annotations_of(construct)[option]
+            kinds = {*_members(annotation)} - ({type(None)} if value is not None else set())
+            if annotation == AxisName:
+                require_axis_name(value, option, keywords)
+            elif kinds and kinds <= _TRANSFORMATIONS:
+                require_transformation(value, option)
+            elif kinds == {Codec}:
+                require_codec(value, option, user=construct.__name__)
+            else:
+                require_option(value, option, annotation)
+        return named(*args, **kwargs)
 
-        @functools.wraps(construct)
-        def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                hint = keywords if "positional" in str(error) else ""
-                raise TypeError(f"`{construct.__name__}`: {error}.{hint}") from None
-            for option, value in bound.arguments.items():
-                if value is not None and option not in ("seed", "key", *traceable):
-                    rules.get(option, require_untraced)(value, option)
-            return named(*args, **kwargs)
-
-        return checked_construct
-
-    return check
+    return checked_construct
 
 
 def weight_dtype(tree: Any) -> Any:

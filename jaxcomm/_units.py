@@ -8,7 +8,7 @@ stacked. The exchange gets all units at once, and decides which of them travel i
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,6 @@ class Unit(NamedTuple):
     start: int  # its first coordinate in that bucket
     group: int  # the group that shares statistics
     statistics_size: int | None = None  # coordinates of the group, if it has several units
-
-
-def check_scope(scope: str) -> None:
-    """Raises unless `scope` is a `Scope`."""
-    if scope not in get_args(Scope):
-        raise ValueError(f"`scope` must be one of {get_args(Scope)}, got {scope!r}.")
-
-
-def check_layout(layout: str) -> None:
-    """Raises unless `layout` is a `Layout`."""
-    if layout not in get_args(Layout):
-        raise ValueError(f"A codec's `layout` must be one of {get_args(Layout)}, got {layout!r}.")
 
 
 def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:

@@ -360,7 +360,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
 
 
-@checked()
+@checked
 def per_worker(
     tx: optax.GradientTransformation, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:

@@ -49,11 +49,6 @@ def test_only_floats_can_be_averaged(dtype: jnp.dtype) -> None:
         _units.split({"x": jnp.zeros(3, dtype)}, "bucket", 4)
 
 
-def test_unknown_scope() -> None:
-    with pytest.raises(ValueError, match=r"`scope` must be one of .*'leaf'.*, got 'layer'"):
-        _units.check_scope("layer")
-
-
 def test_shapes_suffice() -> None:
     abstract = jax.eval_shape(lambda t: _units.split(t, "bucket", 28)[0], TREE)
     assert [x.shape for x in abstract] == [(7,), (10,)]

@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree, require_state
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import checked, flag_of_all, own_weight, weight_dtype
+from jaxcomm._require import Positive, checked, flag_of_all, own_weight, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating
 
@@ -22,9 +22,9 @@ class AccumulateState(NamedTuple):
     inner: Any
 
 
-@checked()
+@checked
 def accumulate(
-    tx: optax.GradientTransformation, every: int, *, axis_name: AxisName = "data"
+    tx: optax.GradientTransformation, every: Positive, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages `every` gradients on each worker, then runs `tx` once on the mean.
 
@@ -69,11 +69,6 @@ def accumulate(
       [0. 0.]
       [-3. -3.]
     """
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(
-            f"`every` must be a Python int of at least 1, got {every!r}. Under "
-            "`optax.inject_hyperparams` pass `static_args=('every',)`."
-        )
     inner = optax.with_extra_args_support(tx)
     if every == 1:
         return inner

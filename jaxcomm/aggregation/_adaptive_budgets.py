@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,11 @@ from jaxcomm import _axis, _collectives
 from jaxcomm._collectives import to_message
 from jaxcomm._contract import Aggregator, AxisName, Codec, Context, PyTree, require_state
 from jaxcomm._mesh import collective_switch
-from jaxcomm._require import checked, require_untraced
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import encode_local
 from jaxcomm.aggregation._budgeted import BudgetPlan, CodecOf, budgeted_mean, plan_of, require_slow
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
-from jaxcomm.aggregation._warmup import require_steps
 
 
 class AdaptiveBudgetsState(NamedTuple):
@@ -86,15 +85,15 @@ def _next(
     return plan, jnp.where(known, jnp.where(moves, 0, steps), state.steps_with_room)
 
 
-@checked()
+@checked
 @takes_options
 def adaptive_budgets(
     codec_for: CodecOf,
     budget: Any,
     plans: Sequence[Mapping[int, Any]],
     *,
-    target_seconds: float,
-    patience: int = 50,
+    target_seconds: Annotated[float, Range(above=0)],
+    patience: Positive = 50,
     mean_codec: Codec | None = None,
     axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
@@ -157,12 +156,6 @@ def adaptive_budgets(
         raise ValueError(f"`plans` must be a list of at least one dict, got {plans!r}.")
     for plan in plans:
         require_slow(plan)
-    require_untraced(target_seconds, "target_seconds")
-    if not isinstance(target_seconds, int | float) or not 0 < target_seconds < math.inf:
-        raise ValueError(
-            f"`target_seconds` must be a positive Python float, got {target_seconds!r}."
-        )
-    require_steps("patience", patience)
     stages = [
         budgeted_mean(
             codec_for, budget, slow=plan, mean_codec=mean_codec, axis_name=axis_name, **options

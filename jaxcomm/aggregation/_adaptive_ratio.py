@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,10 @@ import optax
 
 from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
 from jaxcomm._mesh import collective_switch
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import all_gather_mean
-from jaxcomm.aggregation._coded import AggregatorOptions, require_switch, takes_options
-from jaxcomm.aggregation._warmup import require_steps
+from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 
 
 class AdaptiveRatioState(NamedTuple):
@@ -40,14 +39,14 @@ def _next(
     return jnp.where(finite, moved, state.stage), after
 
 
-@checked()
+@checked
 @takes_options
 def adaptive_ratio(
     codec_for: Callable[[float], Codec],
     ratios: Sequence[float],
     *,
-    target_error: float,
-    patience: int = 50,
+    target_error: Annotated[float, Range(above=0)],
+    patience: Positive = 50,
     aggregator: Callable[..., optax.GradientTransformationExtraArgs] | None = None,
     axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
@@ -118,11 +117,7 @@ def adaptive_ratio(
     steps = tuple(ratios)
     if not steps or any(small >= large for small, large in itertools.pairwise(steps)):
         raise ValueError(f"`ratios` must be at least one number, in ascending order, got {ratios}.")
-    if not isinstance(target_error, int | float) or not target_error > 0:
-        raise ValueError(f"`target_error` must be a positive Python float, got {target_error!r}.")
-    require_steps("patience", patience)
     diagnostics = options.get("diagnostics", False)
-    require_switch(diagnostics)
     stage_options: AggregatorOptions = {**options, "diagnostics": True}
     stages = [
         (aggregator or all_gather_mean)(codec_for(ratio), axis_name=axis_name, **stage_options)

@@ -187,7 +187,7 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
     return exchange
 
 
-@checked()
+@checked
 @takes_options
 def all_gather_mean(
     codec: Codec,

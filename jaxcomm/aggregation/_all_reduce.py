@@ -85,7 +85,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
     return exchange
 
 
-@checked()
+@checked
 @takes_options
 def all_reduce_mean(
     codec: Codec,
@@ -161,7 +161,7 @@ def _tree(
     return jax.tree.map(lambda x: x[0], payloads)
 
 
-@checked()
+@checked
 @takes_options
 def merged_mean(
     codec: Codec,

@@ -9,9 +9,8 @@ import optax
 
 from jaxcomm import _axis, _collectives, _noise
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
-from jaxcomm._require import checked, own_weight, weight_dtype
+from jaxcomm._require import Natural, checked, own_weight, weight_dtype
 from jaxcomm.aggregation._aggregator import axes_of, needs_whole
-from jaxcomm.aggregation._delayed import require_count
 
 
 class BackupState(NamedTuple):
@@ -54,13 +53,13 @@ def _times_of_all(finish_times: Any, axis_name: AxisName, workers: int) -> jax.A
     return times
 
 
-@checked()
+@checked
 def backup(
     tx: optax.GradientTransformationExtraArgs,
-    backups: int,
+    backups: Natural,
     *,
     times: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array] | None = None,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages over the first :math:`n - b` workers of a step, and drops the others.
@@ -121,7 +120,6 @@ def backup(
     Differs from the paper: :math:`n` counts all workers, of which b are backups; the paper has
     :math:`n + b`.
     """
-    require_count("backups", backups)
     axes = axes_of(tx, "backup")
     if backups == 0:
         return tx

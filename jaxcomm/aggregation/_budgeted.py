@@ -20,7 +20,7 @@ from jaxcomm._contract import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._require import checked, require_codec, require_untraced
+from jaxcomm._require import checked, require_codec
 from jaxcomm.aggregation._all_gather import decode_local, encode_local
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
@@ -169,7 +169,7 @@ def _to_owners(
     return received
 
 
-@checked()
+@checked
 @takes_options
 def budgeted_mean(
     codec_for: CodecOf,
@@ -241,9 +241,6 @@ def budgeted_mean(
       <https://arxiv.org/abs/2003.06307>`_, 2020. The survey names heterogeneous devices as future
       work; the method is ours.
     """
-    if not callable(codec_for):
-        raise ValueError(f"`codec_for` must be a function from a budget to a codec: {codec_for!r}.")
-    require_untraced(budget, "budget")
     require_slow(slow)
     for each in dict.fromkeys([budget, *slow.values()]):
         require_unbiased_codec(codec_for(each), f"codec_for({each!r})")

@@ -14,7 +14,7 @@ from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_opti
 from jaxcomm.aggregation._exchange import Exchange, all_finite, everywhere
 
 
-@checked()
+@checked
 def aggregator(
     exchange: Callable[[list[jax.Array]], list[jax.Array]],
     *,
@@ -90,7 +90,7 @@ def aggregator(
     return Aggregator(init_fn, update_fn, axis_name)
 
 
-@checked()
+@checked
 @takes_options
 def coded_aggregator(
     codec: Codec,

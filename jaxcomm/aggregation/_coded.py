@@ -6,7 +6,7 @@ Aggregators differ only in the exchange, which turns the workers' units into one
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jaxcomm._contract import (
     PyTree,
     require_state,
 )
-from jaxcomm._require import own_weight, weight_dtype
+from jaxcomm._require import Range, own_weight, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._aggregator import require_last_stage
@@ -61,8 +61,8 @@ class AggregatorOptions(TypedDict, total=False):
     """
 
     scope: _units.Scope | None
-    bucket_bytes: int | None
-    seed: int
+    bucket_bytes: Annotated[int, Range(least=4)] | None
+    seed: int | jax.Array
     key: jax.Array | None
     diagnostics: bool
 
@@ -83,11 +83,10 @@ def takes_options(construct: _Constructor) -> _Constructor:
     """Lists the keywords of `AggregatorOptions` in the signature and docstring of a constructor."""
     signature = inspect.signature(construct)
     *own, _ = signature.parameters.values()
+    kinds = get_type_hints(AggregatorOptions, include_extras=True)
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for (name, kind), default in zip(
-            get_type_hints(AggregatorOptions).items(), DEFAULTS.values(), strict=True
-        )
+        for (name, kind), default in zip(kinds.items(), DEFAULTS.values(), strict=True)
     ]
     _, explained = (inspect.getdoc(AggregatorOptions) or "Attributes:\n").split("Attributes:\n")
     document = (inspect.getdoc(construct) or "").replace(
@@ -99,30 +98,11 @@ def takes_options(construct: _Constructor) -> _Constructor:
 
 
 def division(options: AggregatorOptions, codec: Codec) -> tuple[_units.Scope, int]:
-    """The scope and the bytes of a bucket, by default those of the codec and of `split`.
-
-    Raises:
-      ValueError: If one is out of range.
-    """
+    """The scope and the bytes of a bucket, by default those of the codec and of `split`."""
     full: AggregatorOptions = {**DEFAULTS, **options}
     scope = codec.scope if full["scope"] is None else full["scope"]
-    _units.check_scope(scope)
     capacity = _units.BUCKET_BYTES if full["bucket_bytes"] is None else full["bucket_bytes"]
-    if not isinstance(capacity, int) or capacity < 4:
-        raise ValueError(
-            f"`bucket_bytes` must be a Python int of at least 4, got {capacity}. Under "
-            "`optax.inject_hyperparams` pass `static_args=('bucket_bytes',)`."
-        )
     return scope, capacity
-
-
-def require_switch(diagnostics: bool) -> None:
-    """Raises unless `diagnostics` is a Python bool: the structure of the state depends on it."""
-    if not isinstance(diagnostics, bool):
-        raise ValueError(
-            f"`diagnostics` must be a Python bool, got {diagnostics!r}. Under "
-            "`optax.inject_hyperparams` pass `static_args=('diagnostics',)`."
-        )
 
 
 def weighted(x: jax.Array, own: jax.Array, total: jax.Array, workers: int) -> jax.Array:
@@ -306,8 +286,6 @@ def coded_mean(
     scope, capacity = division(options, codec)
     options = {**DEFAULTS, **options}
     diagnostics = options["diagnostics"]
-    require_switch(diagnostics)
-    _units.check_layout(codec.layout)
     shares_tree = scope == "tree" and codec.layout != "independent"
     if {"or", "equal"} & {*jax.tree.leaves(codec.reduce_statistics)} and (
         shares_tree or codec.layout == "shared_statistics"

@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._axis import require_shards
 from jaxcomm._collectives import after
 from jaxcomm._contract import Aggregator, PerWorker, PyTree, require_state
-from jaxcomm._require import checked, own_weight, remedy, weight_dtype
+from jaxcomm._require import Natural, checked, own_weight, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating
 from jaxcomm.aggregation._aggregator import axes_of, needs_whole, require_last_stage
@@ -31,17 +31,9 @@ class DelayedState(NamedTuple):
     inner: Any
 
 
-def require_count(name: str, value: int) -> None:
-    """Raises unless `value` is a Python int of at least 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            f"`{name}` must be a Python int of at least 0, got {value!r}. {remedy(name)}"
-        )
-
-
-@checked()
+@checked
 def delayed(
-    tx: optax.GradientTransformationExtraArgs, staleness: int = 1
+    tx: optax.GradientTransformationExtraArgs, staleness: Natural = 1
 ) -> optax.GradientTransformationExtraArgs:
     r"""Aggregates the gradients of an earlier step: those of :math:`\tau` steps ago.
 
@@ -97,7 +89,6 @@ def delayed(
     step here. Delayed gradient averaging replaces a worker's own gradient at once, and only those
     of others late; here all are late, so that parameters stay equal.
     """
-    require_count("staleness", staleness)
     axes = axes_of(tx, "delayed")
     if staleness == 0:
         return tx

@@ -27,7 +27,7 @@ def _square_norm(tree: PyTree) -> jax.Array:
     return jnp.sum(jnp.stack(squares)) if squares else jnp.zeros((), jnp.float32)
 
 
-@checked()
+@checked
 def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     r"""Measures the norms of the workers' gradients and of their mean.
 

@@ -1,8 +1,7 @@
 """Lazy aggregation: a worker uploads the change of its gradient only if it is worth it."""
 
-import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, Codec, Context, Diagnostics, Fast, Memory, PyTree
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm.aggregation._all_gather import decode_local, encode_local, gather_payloads
 from jaxcomm.aggregation._all_reduce import combine_payloads
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
@@ -23,7 +22,6 @@ from jaxcomm.aggregation._exchange import (
     all_finite,
     sum_together,
 )
-from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._scaled import contraction_of, require_contraction
 from jaxcomm.compression.feedback._shifted import add, no_sum
@@ -167,14 +165,14 @@ def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool)
     )
 
 
-@checked()
+@checked
 @takes_options
 def lazy(
     codec: Codec | None = None,
     *,
-    threshold: float = 1.0,
-    memory: int = 10,
-    max_skip: int = 100,
+    threshold: Annotated[float, Range(least=0)] = 1.0,
+    memory: Positive = 10,
+    max_skip: Positive = 100,
     axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -250,12 +248,6 @@ def lazy(
     levels; with `dither`, the rounding is stochastic, and uploads have common levels. All workers
     upload in the first step. LAG has no `max_skip`.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise ValueError(f"`threshold` must be a Python float, got {threshold!r}.")
-    if not 0 <= threshold < math.inf:
-        raise ValueError(f"`threshold` must be finite and at least 0, got {threshold!r}.")
-    require_steps("memory", memory)
-    require_steps("max_skip", max_skip)
     # A later innovation has what this one drops.
     inner = EXACT if codec is None else codec.drop_overflow or codec
     exchange_innovations = _exchange_of(axis_name, inner)

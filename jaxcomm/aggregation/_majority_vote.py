@@ -36,12 +36,12 @@ def _no_signs() -> ValueError:
     )
 
 
-@checked()
+@checked
 def majority_vote(
     axis_name: AxisName = "data",
     *,
     codec: Codec | None = None,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each worker's update by the sign of most workers, +1 or -1, per coordinate.

@@ -117,7 +117,7 @@ def _summed(
     return [each.astype(x.dtype) for x, each in zip(leaves, means, strict=True)]
 
 
-@checked()
+@checked
 def mean(
     axis_name: AxisName = "data", *, wire_dtype: Any = None, block_size: int = 256
 ) -> optax.GradientTransformationExtraArgs:

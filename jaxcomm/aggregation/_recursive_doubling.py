@@ -57,7 +57,7 @@ def _rounds(workers: int) -> tuple[list[_Round], int]:
     return [*first, *(_Round(d, min(d * (1 + has_rest), workers)) for d in distances)], doubling
 
 
-@checked()
+@checked
 @takes_options
 def recursive_doubling_mean(
     codec_for: CodecFor,

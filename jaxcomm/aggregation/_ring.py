@@ -44,7 +44,7 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return _collectives.gather(part, axis_name).ravel()[: x.size]
 
 
-@checked()
+@checked
 def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     r"""The mean over workers in float32, by an explicit ring: n - 1 hops, then a gather.
 

@@ -225,7 +225,7 @@ def _joined(groups: list[PyTree]) -> PyTree:
     return jax.tree.map(present, *groups, is_leaf=is_masked)
 
 
-@checked()
+@checked
 def shard_local(
     tx: optax.GradientTransformationExtraArgs, specs: PyTree
 ) -> optax.GradientTransformationExtraArgs:

@@ -52,7 +52,7 @@ def _is_marked(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
-@checked()
+@checked
 def sharded_server(
     tx: optax.GradientTransformation,
     push: Codec | None = None,
@@ -62,7 +62,7 @@ def sharded_server(
     scope: Scope | None = None,
     bucket_bytes: int | None = None,
     max_norm: float | None = None,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages and optimizes, with the optimizer state of each coordinate on one worker (ZeRO-2).

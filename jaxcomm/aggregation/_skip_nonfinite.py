@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PyTree, require_state
 from jaxcomm._gradients import backward_of
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import checked, own_weight
+from jaxcomm._require import Natural, checked, own_weight
 from jaxcomm.aggregation._exchange import all_finite
 
 
@@ -30,12 +30,12 @@ def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
     return lax.pmax(flag, axis_name) == 0
 
 
-@checked()
+@checked
 def skip_nonfinite(
     tx: optax.GradientTransformation,
     *,
     axis_name: AxisName = "data",
-    max_consecutive_errors: int | None = None,
+    max_consecutive_errors: Natural | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Skips a step on all workers if any worker has NaN or infinity in its gradient.
 
@@ -87,10 +87,6 @@ def skip_nonfinite(
       [1 1]
     """
     most = max_consecutive_errors
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
-        raise ValueError(
-            f"`max_consecutive_errors` must be a Python int of at least 0, or None, got {most!r}."
-        )
     inner = optax.with_extra_args_support(tx)
 
     def counted(skipped: jax.Array, errors: jax.Array, inner_state: Any) -> SkipNonfiniteState:

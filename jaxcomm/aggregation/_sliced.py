@@ -25,7 +25,7 @@ def _paths(state: PyTree) -> frozenset[str]:
     )
 
 
-@checked()
+@checked
 def sliced(
     tx: optax.GradientTransformationExtraArgs, *, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:

@@ -152,7 +152,7 @@ def _resize_rows(cut: RowCut) -> ResizeUnit:
     return resize
 
 
-@checked()
+@checked
 @takes_options
 def two_stage_mean(
     codec: Codec,

@@ -11,7 +11,7 @@ import optax
 from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._mesh import collective_switch
 from jaxcomm._noise import following
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, checked
 from jaxcomm.aggregation._aggregator import (
     common_axes,
     common_state,
@@ -27,18 +27,9 @@ class WarmupState(NamedTuple):
     inner: Any  # the state that all stages share
 
 
-def require_steps(name: str, steps: int) -> None:
-    """Raises unless `steps` is a Python int of at least 1."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(
-            f"`{name}` must be a Python int of at least 1, got {steps!r}. Under "
-            f"`optax.inject_hyperparams` pass `static_args=('{name}',)`."
-        )
-
-
-@checked()
+@checked
 def warmup(
-    stages: Sequence[optax.GradientTransformationExtraArgs], every: int
+    stages: Sequence[optax.GradientTransformationExtraArgs], every: Positive
 ) -> optax.GradientTransformationExtraArgs:
     r"""Runs each aggregator in turn for `every` steps, then the last one for the rest of training.
 
@@ -87,7 +78,6 @@ def warmup(
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    require_steps("every", every)
     return in_stages(stages, lambda step: jnp.minimum(step // every, len(stages) - 1), "warmup")
 
 
@@ -127,8 +117,9 @@ def in_stages(
     return Aggregator(init_fn, update_fn, axes, needs_whole=needs_whole(stages))
 
 
+@checked
 def warmup_schedule(
-    learning_rate: optax.ScalarOrSchedule, steps: int, workers: int
+    learning_rate: optax.ScalarOrSchedule, steps: Positive, workers: Positive
 ) -> optax.Schedule:
     r"""Linear warm-up of the learning rate, from the rate of one worker to that of all workers.
 
@@ -159,8 +150,6 @@ def warmup_schedule(
     References:
       Goyal et al., `Accurate, Large Minibatch SGD <https://arxiv.org/abs/1706.02677>`_, 2017.
     """
-    require_steps("steps", steps)
-    require_steps("workers", workers)
     after = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
     part = optax.linear_schedule(1 / workers, 1.0, steps)
     return lambda count: part(count) * after(count)

@@ -175,7 +175,7 @@ def _parted(whole: jax.Array, sizes: tuple[int, ...], dimension: int) -> jax.Arr
     return rows.transpose([*reversed(range(len(sizes))), *range(len(sizes), rows.ndim)])
 
 
-@checked()
+@checked
 def weight_gather(
     specs: PyTree,
     *,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,9 @@ from jaxcomm import _axis, _noise
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._gradients import Backward, LossFn, Taker, backward_of
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm._units import explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import weigh
-from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.compression._means import headroom
 from pallas_kernels import _hash
 
@@ -41,14 +40,6 @@ _SAMPLES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gaussian": _gaussian,
     "rademacher": _rademacher,
 }
-
-
-def require_distribution(distribution: str) -> None:
-    """Raises unless `distribution` is a `Distribution`."""
-    if distribution not in _SAMPLES:
-        raise ValueError(
-            f"`distribution` must be one of {get_args(Distribution)}, got {distribution!r}."
-        )
 
 
 class Directions:
@@ -116,16 +107,6 @@ class Directions:
         ]
         first = jax.tree.unflatten(self.treedef, zeros)
         return lax.scan(add, first, (coefficients.reshape(blocks, self.together), seeds))[0]
-
-
-def require_smoothing(smoothing: Any) -> None:
-    """Raises unless `smoothing` is positive and finite, or traced."""
-    if isinstance(smoothing, jax.Array):
-        return
-    if isinstance(smoothing, bool) or not isinstance(smoothing, int | float):
-        raise ValueError(f"`smoothing` must be a positive number, got {smoothing!r}.")
-    if not 0 < smoothing < math.inf:
-        raise ValueError(f"`smoothing` must be positive and finite, got {smoothing!r}.")
 
 
 def _moved(x: jax.Array, u: jax.Array, length: jax.Array) -> jax.Array:
@@ -240,9 +221,6 @@ def zeroth_order_gradient(
       Malladi et al., `Fine-Tuning Language Models with Just Forward Passes
       <https://arxiv.org/abs/2305.17333>`_, 2023.
     """
-    require_steps("directions", directions)
-    require_smoothing(smoothing)
-    require_distribution(distribution)
     require_floating(params)
     _axis.index(axis_name)
     require_equal_params(params, axis_name)
@@ -281,14 +259,14 @@ class ZerothOrderState(NamedTuple):
     step: jax.Array  # uint32[]
 
 
-@checked("smoothing")
+@checked
 def zeroth_order(
-    directions: int = 1,
+    directions: Positive = 1,
     *,
-    smoothing: jax.Array | float = 1e-3,
+    smoothing: Annotated[float, Range(above=0)] | jax.Array = 1e-3,
     distribution: Distribution = "gaussian",
     axis_name: AxisName = "data",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Descends along random directions, from the losses of workers and without gradients.
@@ -356,9 +334,6 @@ def zeroth_order(
     Differs from the papers: MeZO perturbs parameters in place; here the perturbed parameters are
     temporary arrays.
     """
-    require_steps("directions", directions)
-    require_smoothing(smoothing)
-    require_distribution(distribution)
 
     def init_fn(params: PyTree) -> ZerothOrderState:
         del params

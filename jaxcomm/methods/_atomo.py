@@ -12,7 +12,7 @@ from jaxcomm.compression.low_rank import spectral_sampling
 from jaxcomm.methods._leaves import require_leaves
 
 
-@checked()
+@checked
 @takes_options
 def atomo(
     axis_name: AxisName = "data",

@@ -1,7 +1,7 @@
 """Deep Gradient Compression: top-k with momentum correction, clipping and warm-up."""
 
 import math
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,10 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, AxisName, PyTree
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm._units import require_floating
 from jaxcomm.aggregation import all_gather_mean, warmup
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
-from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.compression.feedback import error_feedback, momentum_correction
 from jaxcomm.compression.feedback._local_clip import clip_together
 from jaxcomm.compression.sparsifiers import top_k
@@ -21,7 +20,7 @@ from jaxcomm.compression.sparsifiers import top_k
 _WARM_UP_RATIOS = (0.25, 0.0625, 0.015625, 0.004)
 
 
-@checked()
+@checked
 @takes_options
 def deep_gradient_compression(
     axis_name: AxisName = "data",
@@ -30,9 +29,9 @@ def deep_gradient_compression(
     momentum: float = 0.9,
     nesterov: bool = False,
     momentum_masking: bool = True,
-    max_norm: float | None = None,
+    max_norm: Annotated[float, Range(above=0)] | None = None,
     sample_ratio: float | None = None,
-    warmup_every: int | None = None,
+    warmup_every: Positive | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Deep Gradient Compression: top-k of the accumulated velocity, with momentum correction.
@@ -101,11 +100,6 @@ def deep_gradient_compression(
     momentum has the form of the paper's code. Biases are sparsified like all other leaves; separate
     them with `optax.partition` and :func:`jaxcomm.mean`.
     """
-
-    if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
-        raise ValueError(f"`max_norm` must be a positive Python float, got {max_norm!r}.")
-    if warmup_every is not None:
-        require_steps("warmup_every", warmup_every)
 
     def stage(ratio: float) -> optax.GradientTransformationExtraArgs:
         codec = error_feedback(top_k(ratio=ratio, sample_ratio=sample_ratio))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import AxisName, Codec, Context, Memory, PyTree
-from jaxcomm._require import checked
+from jaxcomm._require import Share, checked
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression import sparsifiers
@@ -25,14 +25,14 @@ def _signs_of_mean(codec: Codec) -> Codec:
     return codec.replace(finalize=finalize)
 
 
-@checked()
+@checked
 @takes_options
 def demo(
     axis_name: AxisName = "data",
     *,
     k: int = 32,
     block_size: int = 64,
-    momentum: float = 0.999,
+    momentum: Share = 0.999,
     signs: bool = False,
     value_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
@@ -91,10 +91,6 @@ def demo(
     uses the largest divisor, which may be 1. Leaves of more than two axes are matrices of their
     last axis.
     """
-    if not isinstance(signs, bool):
-        raise ValueError(f"`signs` must be True or False, got {signs!r}.")
-    if not isinstance(momentum, int | float) or not 0 < momentum <= 1:
-        raise ValueError(f"`momentum` must be a Python float in (0, 1], got {momentum!r}.")
     if options.get("scope") not in (None, "leaf"):
         raise ValueError(
             f"`scope` of `demo` must be 'leaf', got {options['scope']!r}: a bucket is a vector, "

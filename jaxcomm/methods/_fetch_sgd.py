@@ -1,6 +1,6 @@
 """FetchSGD: momentum and error feedback in sketches that are equal on all workers."""
 
-from typing import NamedTuple, Unpack
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._contract import AxisName, Context, Memory
 from jaxcomm._noise import following
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Range, checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import (
     Exchanged,
@@ -20,7 +20,6 @@ from jaxcomm.aggregation._exchange import (
     sum_together,
 )
 from jaxcomm.compression._bits import require_countable
-from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
 from jaxcomm.compression.sparsifiers._largest import largest
@@ -37,16 +36,7 @@ class FetchMemory(NamedTuple):
     since: jax.Array  # uint32[], the steps that changed this memory since then
 
 
-def require_steps(reseed_every: int | None) -> None:
-    """Raises unless `reseed_every` is None or a positive Python int."""
-    is_int = isinstance(reseed_every, int) and not isinstance(reseed_every, bool)
-    if reseed_every is not None and not (is_int and reseed_every >= 1):
-        raise ValueError(
-            f"`reseed_every` must be a Python int of at least 1, or None, got {reseed_every!r}."
-        )
-
-
-@checked()
+@checked
 @takes_options
 def fetch_sgd(
     axis_name: AxisName = "data",
@@ -55,9 +45,9 @@ def fetch_sgd(
     rows: int = 5,
     ratio: float | None = None,
     k: int | None = None,
-    momentum: float = 0.9,
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9,
     momentum_masking: bool = True,
-    reseed_every: int | None = 1000,
+    reseed_every: Positive | None = 1000,
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -133,8 +123,6 @@ def fetch_sgd(
     paper's text subtracts :math:`S(\bar x)`. The paper keeps its hashes for the whole run.
     """
     kept = make_count(ratio, k)
-    require_momentum(momentum)
-    require_steps(reseed_every)
     sketch = count_sketch(sketch_ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def table_of(x: jax.Array, context: Context) -> jax.Array:

@@ -14,7 +14,7 @@ from jaxcomm.compression.quantizers import dither, exponential_dither, sparse_di
 _AGGREGATORS = {"sum": all_reduce_mean, "tree": merged_mean, "two_stage": two_stage_mean}
 
 
-@checked()
+@checked
 @takes_options
 def global_qsgd(
     axis_name: AxisName = "data",
@@ -104,12 +104,6 @@ def global_qsgd(
     released code: levels are rounded down so that the sum of all workers' codes fits, whereas the
     code's 127/n levels may wrap. Exponential codes work for any number of workers.
     """
-    if dithering not in ("uniform", "exponential"):
-        raise ValueError(
-            f"`dithering` must be one of 'uniform' and 'exponential', got {dithering!r}."
-        )
-    if reduce is not None and reduce not in _AGGREGATORS:
-        raise ValueError(f"`reduce` must be one of {[None, *_AGGREGATORS]}, got {reduce!r}.")
     if dithering == "uniform":
         return _AGGREGATORS[reduce or "sum"](
             dither(levels=levels, bits=bits, norm=norm), axis_name=axis_name, **options
@@ -122,7 +116,7 @@ def global_qsgd(
     return _AGGREGATORS[reduce or "tree"](exponential_dither(), axis_name=axis_name, **options)
 
 
-@checked()
+@checked
 @takes_options
 def qsgd(
     axis_name: AxisName = "data",
@@ -180,7 +174,7 @@ def qsgd(
     )
 
 
-@checked()
+@checked
 @takes_options
 def sparse_global_qsgd(
     axis_name: AxisName = "data",

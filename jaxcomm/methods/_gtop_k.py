@@ -95,7 +95,7 @@ def _add(residual: jax.Array, entries: _Entries) -> jax.Array:
     return flat.reshape(residual.shape)
 
 
-@checked()
+@checked
 def gtop_k(
     axis_name: AxisName = "data",
     *,

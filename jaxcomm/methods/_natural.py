@@ -11,7 +11,7 @@ from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression.quantizers import natural
 
 
-@checked()
+@checked
 @takes_options
 def natural_compression(
     axis_name: AxisName = "data",

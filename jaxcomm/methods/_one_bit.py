@@ -2,6 +2,7 @@
 
 from typing import Any, Unpack
 
+import jax
 import optax
 
 from jaxcomm._contract import AxisName
@@ -12,12 +13,12 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import one_bit
 
 
-@checked("decay")
+@checked
 @takes_options
 def one_bit_sgd(
     axis_name: AxisName = "data",
     *,
-    decay: float = 1.0,
+    decay: float | jax.Array = 1.0,
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:

@@ -13,7 +13,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
-@checked()
+@checked
 def parallax(
     axis_name: AxisName = "data",
     *,

@@ -2,31 +2,31 @@
 
 from typing import Any, Unpack
 
+import jax
 import optax
 
 from jaxcomm._contract import AxisName, Codec
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, checked
 from jaxcomm.aggregation import all_reduce_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import power_iteration, projection
 from jaxcomm.compression.low_rank._alternating_projection import Side
-from jaxcomm.compression.low_rank._matrices import require_count
 from jaxcomm.methods._leaves import require_leaves
 
 
-@checked("decay")
+@checked
 @takes_options
 def power_sgd(
     axis_name: AxisName = "data",
     *,
     rank: int,
-    drawn: int = 1,
+    drawn: Positive = 1,
     memory_rank: int | None = None,
     alternate: bool = False,
     factor_codec: Codec | None = None,
-    decay: float = 1.0,
+    decay: float | jax.Array = 1.0,
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -116,7 +116,6 @@ def power_sgd(
     Householder reflections, instead of Gram-Schmidt.
     """
     require_leaves(options)
-    require_count("drawn", drawn, 1)
 
     def aggregator(codec: Codec) -> optax.GradientTransformationExtraArgs:
         feedback = error_feedback(codec, decay=decay, residual_dtype=residual_dtype)

@@ -1,6 +1,6 @@
 """S2 Reducer: sparse updates as a bitmap and a count-sketch."""
 
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import optax
 
@@ -17,8 +17,6 @@ from jaxcomm.compression.sketches._s2_sketch import Decode
 def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
     if bits == 32:
         return s2_sketch(decode=decode, **options)
-    if bits != 8:
-        raise ValueError(f"`bits` must be 8 or 32, got {bits!r}.")
     if decode != "peel":
         raise ValueError(
             f"`bits`=8 needs `decode`='peel', got {decode!r}: the table holds sums modulo 256, and "
@@ -27,7 +25,7 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
     return s2_codes(**options)
 
 
-@checked()
+@checked
 @takes_options
 def s2_reducer(
     axis_name: AxisName = "data",
@@ -37,7 +35,7 @@ def s2_reducer(
     rows: int = 1,
     granularity: Granularity = "row",
     decode: Decode = "mean",
-    bits: int = 32,
+    bits: Literal[8, 32] = 32,
     overflow: Policy = "nan",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:

@@ -14,9 +14,9 @@ from jaxcomm.compression.feedback import momentum as with_momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 
 
-@checked()
+@checked
 def sign_sgd(
-    axis_name: AxisName = "data", *, seed: int = 0, key: jax.Array | None = None
+    axis_name: AxisName = "data", *, seed: int | jax.Array = 0, key: jax.Array | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""signSGD with majority vote: the update is the sign that most workers have.
 
@@ -53,12 +53,12 @@ def sign_sgd(
     return majority_vote(axis_name, seed=seed, key=key)
 
 
-@checked()
+@checked
 def signum(
     axis_name: AxisName = "data",
     *,
     momentum: float = 0.9,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signum with majority vote: workers vote with the signs of their momentum.
@@ -104,12 +104,12 @@ def signum(
     return majority_vote(axis_name, codec=with_momentum(signs(), momentum), seed=seed, key=key)
 
 
-@checked("decay")
+@checked
 @takes_options
 def ef_sign_sgd(
     axis_name: AxisName = "data",
     *,
-    decay: float = 1.0,
+    decay: float | jax.Array = 1.0,
     residual_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:

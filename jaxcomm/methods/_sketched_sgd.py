@@ -1,6 +1,6 @@
 """Sketched SGD: finds the largest coordinates of the mean by sketches, then sums them exactly."""
 
-from typing import NamedTuple, Unpack
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, Context, Diagnostics, Memory
-from jaxcomm._require import checked
+from jaxcomm._require import Range, checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import (
     Exchanged,
@@ -18,7 +18,6 @@ from jaxcomm.aggregation._exchange import (
     sum_together,
 )
 from jaxcomm.compression._means import headroom
-from jaxcomm.compression.feedback._momentum_correction import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import Hashing
 from jaxcomm.compression.sparsifiers._largest import largest
@@ -32,7 +31,7 @@ class SketchedMemory(NamedTuple):
     residual: jax.Array
 
 
-@checked()
+@checked
 @takes_options
 def sketched_sgd(
     axis_name: AxisName = "data",
@@ -41,8 +40,8 @@ def sketched_sgd(
     rows: int = 5,
     ratio: float | None = None,
     k: int | None = None,
-    candidates: float = 4.0,
-    momentum: float = 0.9,
+    candidates: Annotated[float, Range(least=1)] = 4.0,
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9,
     momentum_masking: bool = True,
     hashing: Hashing | None = None,
     **options: Unpack[AggregatorOptions],
@@ -104,9 +103,6 @@ def sketched_sgd(
     subtracts the mean.
     """
     kept = make_count(ratio, k)
-    if not isinstance(candidates, int | float) or not candidates >= 1:
-        raise ValueError(f"`candidates` must be a Python float of at least 1, got {candidates!r}.")
-    require_momentum(momentum)
     sketch = count_sketch(sketch_ratio=sketch_ratio, rows=rows, decode="median", hashing=hashing)
 
     def init(x: jax.Array) -> Memory:

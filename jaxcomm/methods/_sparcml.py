@@ -5,21 +5,21 @@ from typing import Unpack
 import optax
 
 from jaxcomm._contract import AxisName, Codec
-from jaxcomm._require import checked
+from jaxcomm._require import Share, checked
 from jaxcomm.aggregation import recursive_doubling_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
-from jaxcomm.compression._support import Granularity, require_density
+from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 
 
-@checked()
+@checked
 @takes_options
 def sparcml(
     axis_name: AxisName = "data",
     *,
-    density: float,
-    union_density: float | None = None,
+    density: Share,
+    union_density: Share | None = None,
     granularity: Granularity = "row",
     **options: Unpack[AggregatorOptions],
 ) -> optax.GradientTransformationExtraArgs:
@@ -74,9 +74,7 @@ def sparcml(
     switches to a dense form between rounds, which would save only the indices. Rows that do not fit
     are kept in the residual.
     """
-    require_density(density)
     max_density = 1.0 if union_density is None else union_density
-    require_density(max_density)
 
     def codec_for(added: int) -> Codec:
         capacity = min(added * density, max_density)

@@ -13,7 +13,7 @@ from jaxcomm.compression.quantizers import ternary
 _AGGREGATORS = {"own": all_gather_mean, "shared": all_reduce_mean}
 
 
-@checked()
+@checked
 @takes_options
 def terngrad(
     axis_name: AxisName = "data",
@@ -71,6 +71,4 @@ def terngrad(
     one coordinate is not clipped to 0. The last layer is not exempt; use `optax.partition` to
     exempt it.
     """
-    if scale not in _AGGREGATORS:
-        raise ValueError(f"`scale` must be one of {[*_AGGREGATORS]}, got {scale!r}.")
     return _AGGREGATORS[scale](ternary(clip=clip), axis_name=axis_name, **options)

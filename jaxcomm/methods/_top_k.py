@@ -2,6 +2,7 @@
 
 from typing import Any, Unpack
 
+import jax
 import optax
 
 from jaxcomm._contract import AxisName
@@ -12,14 +13,14 @@ from jaxcomm.compression import sparsifiers
 from jaxcomm.compression.feedback import error_feedback
 
 
-@checked("decay")
+@checked
 @takes_options
 def top_k_sgd(
     axis_name: AxisName = "data",
     *,
     ratio: float | None = None,
     k: int | None = None,
-    decay: float = 1.0,
+    decay: float | jax.Array = 1.0,
     residual_dtype: Any = "float32",
     value_dtype: Any = "float32",
     **options: Unpack[AggregatorOptions],

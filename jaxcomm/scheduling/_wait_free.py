@@ -12,10 +12,10 @@ from jaxcomm import _axis
 from jaxcomm._collectives import after
 from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._gradients import Taker, backward_of
+from jaxcomm._require import Positive, checked
 from jaxcomm._units import BUCKET_BYTES
 from jaxcomm.aggregation._aggregator import common_axes, needs_whole
 from jaxcomm.aggregation._exchange import all_finite
-from jaxcomm.aggregation._warmup import require_steps
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
 from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts
 from jaxcomm.scheduling._partition import Divided, as_groups, divide, layers_first, workers_first
@@ -52,14 +52,15 @@ def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
     return jax.tree.map(fold, state)
 
 
+@checked
 def wait_free(
     tx: optax.GradientTransformation | Sequence[optax.GradientTransformation],
     *,
     plan: Groups | None = None,
     stacked: PyTree = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: Positive = BUCKET_BYTES,
     ordered: bool = True,
-    micro_batches: int = 1,
+    micro_batches: Positive = 1,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Aggregates each group of gradients as soon as it is complete (WFBP).
 
@@ -130,8 +131,6 @@ def wait_free(
             "`wait_free` aggregates groups of leaves as soon as they are complete, but this "
             f"aggregator has {option}, which needs all gradients first: leave it out."
         )
-    require_steps("micro_batches", micro_batches)
-    require_steps("bucket_bytes", bucket_bytes)
     groups = None if plan is None else as_groups(plan)
 
     def divided(tree: PyTree) -> Divided:

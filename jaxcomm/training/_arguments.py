@@ -23,7 +23,6 @@ from jaxcomm._mesh import (
     require_kept,
     require_workers,
 )
-from jaxcomm.wire._program import live
 
 Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
@@ -168,34 +167,6 @@ def require_carry_kept(carry: Carry) -> None:
     """Raises a ValueError if an array has already been donated."""
     for name, tree in carry._asdict().items():
         require_kept(tree, name)
-
-
-def require_used(
-    extra_args: dict[str, PyTree], used: set[str], workers: int, traced: Callable[[], Any]
-) -> None:
-    """Raises a ValueError if no result of the step depends on an extra argument, often a typo.
-
-    Args:
-      extra_args: The extra arguments by name.
-      used: The names that are already known to be used; this call adds to them.
-      workers: The number of workers.
-      traced: The program of the step, whose last arguments are the extra ones.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(extra_args)
-    if used >= {path[0].key for path, _ in leaves}:
-        return
-    jaxpr = traced().jaxpr
-    matters = live(jaxpr, [True] * len(jaxpr.outvars))[1][-len(leaves) :]
-    found = {path[0].key for (path, _), matter in zip(leaves, matters, strict=True) if matter}
-    ignored = {path[0].key for path, _ in leaves} - found
-    if workers == 1:  # A single worker needs no weights and no averaging.
-        ignored -= {"exact", "present", "weight"}
-    if ignored:
-        raise ValueError(
-            "Nothing in `tx` uses the extra argument "
-            f"{', '.join(map(repr, sorted(ignored)))}: remove it, or correct its name."
-        )
-    used |= set(extra_args)
 
 
 def public_step(

@@ -33,7 +33,6 @@ from jaxcomm.training._arguments import (
     require_divided,
     require_divisible,
     require_global,
-    require_used,
     sharded_as,
     typed_as,
     unshared,
@@ -146,8 +145,7 @@ def make_step(
         or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
         if updates or state would differ by worker; if the state belongs to another number of
         workers; if parameters are sharded over other axes than `shard_axes` or were already
-        donated; if a transformation would gather sharded parameters; or if no transformation in
-        `tx` uses an extra argument.
+        donated; or if a transformation would gather sharded parameters.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -193,7 +191,6 @@ def make_step(
         static_argnums=3,
     )
     one_at_a_time = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-    used: set[str] = set()
     latest = Latest()
     kept: tuple[PartitionSpec, ...] = ()
 
@@ -222,8 +219,6 @@ def make_step(
         if not known:
             require_carry(carry, sizes, axis_name, shards)
         if is_traced((given, extra_args)) or (not known and is_traced(carry)):
-            program = lambda: jax.make_jaxpr(on_mesh)(carry, given, extra_args)  # noqa: E731
-            require_used(extra_args, used, devices, program)
             return on_mesh(carry, given, extra_args)
         require_global(given.batch, mesh)
         if not known:
@@ -238,9 +233,7 @@ def make_step(
         given = Given(batch, key, shared)
         if donate and not (known and latest.shares_nothing_with((given, extra_args))):
             carry = unshared(carry, given, extra_args, distinct=known)
-        args = (carry, given, extra_args, kept)
-        require_used(extra_args, used, devices, lambda: jitted.trace(*args).jaxpr)
-        new, values = jitted(*args)
+        new, values = jitted(carry, given, extra_args, kept)
         latest.keep(new, known)
         return new, values
 

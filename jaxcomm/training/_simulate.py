@@ -20,7 +20,6 @@ from jaxcomm.training._arguments import (
     require_carry,
     require_carry_kept,
     require_divisible,
-    require_used,
     unshared,
 )
 from jaxcomm.training._means import Metrics
@@ -107,14 +106,11 @@ def simulate(
 
     simulated_workers.__name__ = SIMULATED
     jitted = jax.jit(simulated_workers, donate_argnums=0 if donate else ())
-    used: set[str] = set()
 
     def checked(carry: Carry, given: Given, extra_args: dict[str, PyTree]) -> None:
         require_divisible(given.batch, devices, rows_differ or gradients is not None)
         require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
-        program = lambda: jitted.trace(carry, given, extra_args).jaxpr  # noqa: E731
-        require_used(extra_args, used, devices, program)
 
     def run(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]

@@ -147,7 +147,6 @@ def test_any_family_and_any_way_to_form_a_mean() -> None:
     [
         ([], {}, "`ratios` must be at least one number, in ascending order"),
         ([0.5, 0.1], {}, "`ratios` must be at least one number, in ascending order"),
-        ([0.5], {"target_error": 0.0}, "`target_error` must be a positive"),
         ([0.5], {"patience": 0}, "`patience` must be a Python int of at least 1"),
         ([0.5], {"diagnostics": 1}, "`diagnostics` must be a Python bool"),
         ([0.5], {"scope": "layer"}, "`scope` must be one of"),

@@ -260,12 +260,6 @@ def test_other_workers_have_last_uploads_of_the_same_mean(workers: int) -> None:
 
 
 def test_mistakes_are_named() -> None:
-    for option, wrong in [("memory", 0), ("max_skip", 0), ("max_skip", 1.5)]:
-        with pytest.raises(ValueError, match=f"`{option}` must be a Python int of at least 1"):
-            jaxcomm.lazy(**{option: wrong})
-    for threshold in (-0.1, np.inf, np.nan):
-        with pytest.raises(ValueError, match="`threshold` must be finite and at least 0"):
-            jaxcomm.lazy(threshold=threshold)
     x = jnp.zeros(SIZE)
     with pytest.raises(ValueError, match="`lazy` takes a codec without memory"):
         jaxcomm.init(jaxcomm.lazy(error_feedback(top_k(k=1))), x, mesh_of(2))

@@ -101,20 +101,6 @@ def test_a_codec_that_cannot_be_summed_is_refused() -> None:
 
 
 @AGGREGATORS
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scope": "layer"}, "`scope` must be one of"),
-        ({"bucket_bytes": 3}, "`bucket_bytes` must be a Python int of at least 4, got 3"),
-        ({"bucket_bytes": jnp.int32(64)}, "static_args"),
-    ],
-)
-def test_bad_options(aggregate: Any, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        aggregate(remainders(), **options)
-
-
-@AGGREGATORS
 def test_a_weight_that_is_no_scalar(aggregate: Any) -> None:
     tx = aggregate(remainders())
     weigh = lambda x: tx.update(x, tx.init(x), weight=jnp.ones(2))  # noqa: E731

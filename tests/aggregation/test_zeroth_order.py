@@ -191,22 +191,6 @@ def test_normal_numbers_are_normal() -> None:
     assert np.abs(np.corrcoef(sample) - np.eye(100)).max() < 0.06
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"directions": 0}, "`directions` must be a Python int of at least 1, got 0"),
-        ({"directions": 2.0}, "`directions` must be a Python int of at least 1, got 2.0"),
-        ({"smoothing": 0.0}, "`smoothing` must be positive and finite, got 0.0"),
-        ({"smoothing": float("inf")}, "`smoothing` must be positive and finite, got inf"),
-        ({"smoothing": "small"}, "`smoothing` must be a positive number, got 'small'"),
-        ({"distribution": "uniform"}, "`distribution` must be one of .*, got 'uniform'"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        jaxcomm.zeroth_order(**options)
-
-
 def first_step(tx: Any, **options: Any) -> None:
     params = jnp.ones(3)
     state = jaxcomm.init(tx, params, 2)

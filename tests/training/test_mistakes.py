@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "parameters in place of workers": (
         lambda here: jaxcomm.init(qsgd(), start(), start()),
-        "must be an int of at least 1, got a `",
+        "must be an int of at least 1, got an array",
     ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "the state of another": (
@@ -154,10 +154,6 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     "no axis": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
         r"`axis_name` must be the name of a mesh axis, or several in a tuple, got \(\)",
-    ),
-    "an argument that nothing takes": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X, presnt=jnp.ones(N, bool)),
-        "Nothing in `tx` uses the extra argument 'presnt': remove it, or correct its name",
     ),
     "an unmarked optimizer before gossip": (
         lambda here: here.init(

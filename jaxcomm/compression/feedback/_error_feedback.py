@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Codec
-from jaxcomm._require import require_codec
+from jaxcomm._require import Share, checked
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.compression.feedback._loop import feedback_loop
 
@@ -23,11 +23,12 @@ def _is_one(option: Any) -> bool:
     return not isinstance(option, jax.core.Tracer) and option == 1
 
 
+@checked
 def error_feedback(
     codec: Codec,
     *,
-    decay: float = 1.0,
-    averaging: float = 1.0,
+    decay: Share | jax.Array = 1.0,
+    averaging: Share | jax.Array = 1.0,
     residual_dtype: Any = jnp.float32,
 ) -> Codec:
     r"""Adds the residual, the compression error of earlier updates, to each update.
@@ -77,10 +78,6 @@ def error_feedback(
     Differs from the papers: the learning rate is applied afterwards, so a residual is scaled by the
     learning rate of the step that sends it.
     """
-    require_codec(codec, user="error_feedback")
-    for option, value in (("decay", decay), ("averaging", averaging)):
-        if not isinstance(value, jax.core.Tracer) and not 0 < value <= 1:
-            raise ValueError(f"`{option}` must be in (0, 1], got {value}.")
     kept = require_residual_dtype(residual_dtype)
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:

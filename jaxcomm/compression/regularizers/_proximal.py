@@ -34,7 +34,7 @@ class RegularizedState(NamedTuple):
     inner: Any
 
 
-@checked("learning_rate")
+@checked
 def proximal(
     tx: optax.GradientTransformation,
     regularizer: Regularizer,

@@ -187,7 +187,7 @@ def test_mistakes() -> None:
     for options, message in [
         ({"room": 0.0}, r"`room` must be a positive Python float.* got 0.0"),
         ({"room": True}, "`room` must be a positive Python float.* got True"),
-        ({"room": jnp.float32(2)}, "`room` must be a Python float.* float32"),
+        ({"room": jnp.float32(2)}, "`room` must be .* float32"),
         ({"overflow": "keep"}, "`overflow` must be one of .* got 'keep'"),
     ]:
         for code in (elias, golomb_rice, rans):

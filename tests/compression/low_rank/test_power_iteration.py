@@ -492,10 +492,6 @@ def test_it_trains_in_a_chain() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"rank": 0}, "`rank` must be a Python int of at least 1, got 0"),
-        ({"rank": 1.5}, "`rank` must be a Python int of at least 1, got 1.5"),
-        ({"rank": True}, "`rank` must be a Python int of at least 1, got True"),
-        ({"rank": 1, "drawn": 0}, "`drawn` must be a Python int of at least 1, got 0"),
         ({"rank": 2, "memory_rank": 1}, "`memory_rank` must be a Python int of at least 2, got 1"),
         ({"rank": 1, "scope": "bucket"}, "`scope` must be 'leaf', got 'bucket'"),
         ({"rank": 1, "residual_dtype": "int8"}, "`residual_dtype` must be"),

@@ -150,7 +150,6 @@ def test_few_levels_warn_with_levels_workers_and_variance() -> None:
     [
         ({"levels": 0}, r"`levels` must be in \[1, 16777215\], got 0"),
         ({"levels": 2**24}, "`levels` must be in"),
-        ({"levels": 2.5}, "`levels` must be a Python int, got 2.5"),
         ({"bits": 17}, r"`bits` must be in \[2, 16\], or 32, got 17"),
         ({"norm": "l1"}, r"`norm` must be one of \('max', 'l2'\), got 'l1'"),
     ],

@@ -280,7 +280,6 @@ def test_feedback_refuses_what_may_diverge() -> None:
         ({"granularity": "column"}, "`granularity` must be"),
         ({"decode": "sort"}, "`decode` must be one of"),
         ({"decode": "peel", "rows": 1}, "needs `rows` of 2 or more"),
-        ({"bits": 4}, "`bits` must be 8 or 32"),
         ({"bits": 8}, "needs `decode`='peel'"),
         ({"bits": 8, "decode": "peel", "rows": 1}, "`rows` must be at least 2"),
         ({"scope": "tree", "granularity": "element"}, "statistic of a single array"),
