@@ -200,19 +200,6 @@ def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
         )
 
 
-def require_marked(params: PyTree, what: str = "params") -> None:
-    """Raises if a tree, or what is in its `PerWorker`, has the reserved key 'per_worker'."""
-    (own,) = params.per_worker.values() if isinstance(params, PerWorker) else (params,)
-    marked = lambda node: isinstance(node, PerWorker)  # noqa: E731
-    for path, _ in jax.tree_util.tree_leaves_with_path(own, is_leaf=marked):
-        if "per_worker" in {getattr(key, "key", getattr(key, "name", None)) for key in path}:
-            raise ValueError(
-                f"`{what}{jax.tree_util.keystr(path)}` has the key 'per_worker', by which "
-                "jaxcomm finds values that differ by worker, as `jaxcomm.replicate` returns them: "
-                "rename it."
-            )
-
-
 def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
     """Raises if a `PerWorker` leaf was made for another number of workers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -400,15 +387,7 @@ def over_shards(
       in_specs: How the arguments are sharded over `axes`.
       out_specs: How the results are.
       axis_name: The axes that are manual already.
-
-    Raises:
-      ValueError: If the current mesh has no such axes.
     """
-    current = jax.sharding.get_abstract_mesh()
-    if missing := [name for name in axes if name not in current.axis_names]:
-        raise ValueError(
-            f"`specs` name {missing}, which the mesh with axes {current.axis_names} does not have."
-        )
     return jax.shard_map(
         fn,
         in_specs=in_specs,

@@ -22,14 +22,7 @@ _IMPLEMENTATION = "threefry2x32"
 def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
     """The key of an aggregator: the user's typed `key` if there is one, else from `seed`."""
     if key is None:
-        if not jnp.issubdtype(getattr(seed, "dtype", type(seed)), jnp.integer):
-            raise ValueError(f"`seed` must be an int, got {seed!r}.")
         return jax.random.key(seed, impl=_IMPLEMENTATION)
-    if not isinstance(key, jax.Array):
-        raise ValueError(
-            f"`key` must be one typed key, such as `jax.random.key(0)`, got {key!r}. For a number: "
-            "`seed`."
-        )
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
         raise ValueError(
             f"`key` must be one typed key, such as `jax.random.key(0)`, got {key.dtype} of shape "

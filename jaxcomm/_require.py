@@ -336,7 +336,8 @@ def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
             annotation = annotations_of(construct)[option]
             kinds = {*_members(annotation)} - ({type(None)} if value is not None else set())
             if annotation == AxisName:
-                require_axis_name(value, option, keywords)
+                if value != () or signature.parameters[option].default != ():
+                    require_axis_name(value, option, keywords)
             elif kinds and kinds <= _TRANSFORMATIONS:
                 require_transformation(value, option)
             elif kinds == {Codec}:

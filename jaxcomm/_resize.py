@@ -245,20 +245,14 @@ def _applied(of_old: PyTree, raw: PyTree, noted: list[Noted], old: PyTree, new: 
             "A wrapper in `tx`, such as `shard_local`, has a state whose rule for another number "
             "of workers is unknown. Make a new state with `jaxcomm.init`."
         )
-    try:
-        olds = treedef.flatten_up_to(old)
-    except ValueError as error:
-        raise ValueError(
-            f"`opt_state` does not belong to this `tx`: {str(error).splitlines()[0]}"
-        ) from error
 
     def resized(leaf: tuple[Any, Any], node_of_old: Any, before: Any, after: Any) -> Any:
         path, node = leaf
         rule = rules.get(id(node), functools.partial(_leaf_by_default, path))
         return with_arrays(rule, node_of_old, node)(before, after)
 
-    parts = leaves, treedef.flatten_up_to(of_old), olds, treedef.flatten_up_to(new)
-    whole: PyTree = treedef.unflatten([resized(*each) for each in zip(*parts, strict=True)])
+    trees = map(treedef.flatten_up_to, (of_old, old, new))
+    whole: PyTree = treedef.unflatten([resized(*each) for each in zip(leaves, *trees, strict=True)])
     return whole
 
 

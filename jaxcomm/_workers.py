@@ -18,7 +18,6 @@ from jaxcomm._mesh import (
     place,
     require_axes,
     require_kept,
-    require_marked,
     require_shard_axes,
     require_workers,
     restricted,
@@ -44,20 +43,14 @@ from jaxcomm._require import (
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:
     """The simulated axes and their sizes, outermost first."""
     require_axis_name(axis_name)
-    if isinstance(workers, Mesh):
-        raise ValueError("The number of workers must be an int; on a mesh use `jaxcomm.make_step`.")
-    sizes = dict(workers) if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(
-                f"The number of workers must be an int of at least 1, got {described(size)}."
-            )
-        if "," in name:
-            raise ValueError(
-                f"`axis_name`={axis_name!r} names several axes: pass a dict of their sizes instead "
-                f"of {workers!r}, such as {{'dcn': 2, 'ici': 4}}."
-            )
-    return sizes
+    sizes = workers if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
+    if any("," in name or not isinstance(size, int) or size < 1 for name, size in sizes.items()):
+        raise ValueError(
+            "The number of workers must be an int of at least 1, or a dict of the sizes of all "
+            f"axes, such as {{'dcn': 2, 'ici': 4}}, got {described(workers)} for "
+            f"`axis_name`={axis_name!r}. On a mesh use `jaxcomm.make_step`."
+        )
+    return dict(sizes)
 
 
 def over_workers(
@@ -188,12 +181,6 @@ def init(
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
     require_arrays(params, "params")
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
-        raise ValueError(
-            "`params` has leaves that are `jax.ShapeDtypeStruct`, which have no values. For the "
-            "shapes of a state: `jax.eval_shape(lambda p: jaxcomm.init(tx, p, mesh), params)`."
-        )
-    require_marked(params)
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")
     if not isinstance(mesh, Mesh):
@@ -273,7 +260,6 @@ def replicate(
             "parameters of one worker, such as `jaxcomm.consensus(params)`."
         )
     require_arrays(params, "params")
-    require_marked(params)
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))

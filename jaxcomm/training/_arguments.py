@@ -88,23 +88,6 @@ def require_divisible(batch: PyTree, devices: int, rows_differ: bool = False) ->
             )
 
 
-def require_divided(
-    param_specs: PyTree, batch_specs: PyTree, mesh: Mesh, shard_axes: tuple[str, ...]
-) -> None:
-    """Raises a ValueError if the devices of an axis of shards would all do the same work.
-
-    They do if neither parameters nor rows of the batch are sharded over it.
-    """
-    specs = jax.tree.leaves((param_specs, batch_specs))
-    divided = {name for spec in specs for name in axes_in(spec)}
-    if idle := [name for name in shard_axes if name not in divided and mesh.shape[name] > 1]:
-        raise ValueError(
-            f"No parameter is sharded over {idle}, which `shard_axes` names, so the devices there "
-            "would all compute the same rows. Shard the parameters; or name the axes in "
-            "`batch_axes`; or omit them in `shard_axes`, and the batch is split over them."
-        )
-
-
 def require_global(batch: PyTree, mesh: Mesh) -> None:
     """Raises a ValueError if, on a mesh of several processes, a leaf is not an array over all."""
     if not mesh.is_multi_process:

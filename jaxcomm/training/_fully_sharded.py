@@ -84,12 +84,6 @@ def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers:
                     "`PartitionSpec()` there, or `jaxcomm.training.slice_specs`."
                 )
 
-    try:
-        jax.tree.map(lambda spec, part: None, specs, params)
-    except ValueError as error:
-        raise ValueError(
-            f"`specs` must have a `PartitionSpec` for each parameter, or be a prefix: {error}"
-        ) from error
     jax.tree_util.tree_map_with_path(check, specs, params)
 
 

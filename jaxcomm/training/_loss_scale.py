@@ -111,8 +111,6 @@ def loss_scaled_gradients(
             "`model_state` must be the result of `jaxcomm.training.loss_scaled(...)`, got a "
             f"`{type(model_state).__name__}`."
         )
-    if growth_interval < 1:
-        raise ValueError(f"`growth_interval` must be at least 1, got {growth_interval}.")
     scale = model_state.scale
 
     def scaled(params: PyTree, *args: PyTree) -> Any:

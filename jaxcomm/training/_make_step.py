@@ -8,7 +8,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import (
     is_traced,
@@ -18,6 +18,7 @@ from jaxcomm._mesh import (
     require_shard_axes,
     tracing,
 )
+from jaxcomm._require import checked
 from jaxcomm.training._arguments import (
     Carry,
     Given,
@@ -30,7 +31,6 @@ from jaxcomm.training._arguments import (
     require_batch_axes,
     require_carry,
     require_carry_kept,
-    require_divided,
     require_divisible,
     require_global,
     sharded_as,
@@ -41,6 +41,7 @@ from jaxcomm.training._means import Metrics
 from jaxcomm.training._worker_step import GradientFn, WorkerStep
 
 
+@checked
 def make_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
@@ -140,8 +141,7 @@ def make_step(
     Raises:
       ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
         global batch is empty, is not divisible by the devices or, on a mesh of several processes,
-        belongs to one process only; if parameters differ by worker, and devices along one of
-        `shard_axes` would all compute the same rows; if aux is not a dict of means,
+        belongs to one process only; if aux is not a dict of means,
         or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
         if updates or state would differ by worker; if the state belongs to another number of
         workers; if parameters are sharded over other axes than `shard_axes` or were already
@@ -201,14 +201,10 @@ def make_step(
         specs = kept_specs(tree, mesh, jax.tree.map(lambda _: spec, tree), shards)
         return place(tree, mesh, specs, what)
 
-    def placed_carry(carry: Carry, batch: PyTree) -> Carry:
+    def placed_carry(carry: Carry) -> Carry:
         nonlocal kept
         carry, specs = place_carry(carry, mesh, shards)
         kept = tuple(jax.tree.leaves(specs)) if shards else ()
-        if isinstance(carry.params, PerWorker):
-            of_batch = jax.tree.map(lambda _: batch_spec, batch)
-            of_batch = kept_specs(batch, mesh, of_batch, shards)
-            require_divided(specs.params, of_batch, mesh, shards)
         return carry
 
     def run(
@@ -226,7 +222,7 @@ def make_step(
         if one_at_a_time:
             jax.block_until_ready(carry)
         if not known:
-            carry = placed_carry(carry, given.batch)
+            carry = placed_carry(carry)
         batch, (key, shared) = placed(given.batch, batch_spec, "batch"), given[1:]
         if not mesh.is_multi_process:
             key, shared, extra_args = placed((key, shared, extra_args), whole, "extra")

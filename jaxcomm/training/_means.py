@@ -12,38 +12,20 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import same_model_state
+from jaxcomm._require import Positive, same_model_state
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._coded import weigh
 from jaxcomm.metrics._reduced import apart, is_reduced, over_axes, together, values_of
 
-Metrics: TypeAlias = Literal["mean", "own"] | int
+Metrics: TypeAlias = Literal["mean", "own"] | Positive
 """Means over workers in every step, each worker's own values, or the period of means in steps."""
 
 
-def check_metrics(metrics: Metrics) -> None:
-    """Raises a ValueError unless `metrics` is `"mean"`, `"own"` or a period."""
-    period = isinstance(metrics, int) and not isinstance(metrics, bool) and metrics >= 1
-    if not period and metrics not in ("mean", "own"):
-        raise ValueError(
-            "`metrics` must be 'mean', 'own' or a period, a Python int of at least 1, got "
-            f"{metrics!r}."
-        )
-
-
-def _require_equal(
-    path: tuple[Any, ...], x: jax.Array, over: set[str], inner: tuple[str, ...]
-) -> None:
-    if over & set(inner):
-        raise ValueError(
-            f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs over the devices "
-            f"of one worker, {list(inner)}, so it has no mean: let it not depend on the batch or "
-            "the key. A function of `gradients=` must reduce it over these axes too."
-        )
+def _require_equal(path: tuple[Any, ...], x: jax.Array, over: set[str]) -> None:
     if over:
         raise ValueError(
-            f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs by worker, so "
-            "workers have no mean to agree on: let it not depend on the batch or the key, or let "
+            f"`model_state{jax.tree_util.keystr(path)}` is {x.dtype} and differs over "
+            f"{sorted(over)}, so it has no mean: let it not depend on the batch or the key, or let "
             "each worker keep its own model state with `jaxcomm.replicate(model_state, mesh)`."
         )
 
@@ -101,7 +83,7 @@ def reduce_model_state(
     for (path, x), names in zip(leaves, over, strict=True):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             if differs is not None:
-                _require_equal(path, x, names, inner)
+                _require_equal(path, x, names)
         elif names:
             wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
             differing[path] = _axis.as_varying(wide, axes)

@@ -15,7 +15,7 @@ from jaxcomm._collectives import after
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map
-from jaxcomm._require import presence
+from jaxcomm._require import checked, presence
 from jaxcomm.synchronization._averaging_round import Averaging
 from jaxcomm.synchronization._fragments import (
     Counted,
@@ -91,14 +91,7 @@ def moved(tree: PyTree, source: Mesh, target: Mesh) -> PyTree:
 
 
 def require_beside(mesh: Mesh, exchange_mesh: Mesh) -> None:
-    """Raises unless the meshes differ in their devices only, within each process."""
-    if not isinstance(exchange_mesh, Mesh):
-        raise ValueError(f"`exchange_mesh` must be a `jax.sharding.Mesh`, got {exchange_mesh!r}.")
-    shapes = [(dict(each.shape), each.axis_types) for each in (mesh, exchange_mesh)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"`exchange_mesh` must have the axes of `mesh`, {shapes[0]}, got {shapes[1]}."
-        )
+    """Raises if the meshes share a device, or a worker has devices in two processes."""
     if both := set(mesh.devices.flat) & set(exchange_mesh.devices.flat):
         raise ValueError(
             f"`exchange_mesh` shares {sorted(map(str, both))} with `mesh`, and programs of one "
@@ -134,6 +127,7 @@ def _streaming_of(tx: optax.GradientTransformation, axis_name: AxisName) -> Stre
     return tx.parts
 
 
+@checked
 def make_overlapped_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
@@ -322,17 +316,7 @@ def make_overlapped_step(
         present: jax.Array | None = None,
         number: int | None = None,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
-        if not (isinstance(params, PerWorker) and isinstance(opt_state, tuple)):
-            raise ValueError(
-                "`params` and `opt_state` must be from `jaxcomm.replicate(params, mesh)` and "
-                f"`jaxcomm.init(tx, params, mesh)`, got {type(params).__name__} and "
-                f"{type(opt_state).__name__}."
-            )
         inner, streams = opt_state
-        if not isinstance(streams, StreamingState):
-            raise ValueError(
-                "`opt_state` is not of this `tx`: make it by `jaxcomm.init(tx, params, mesh)`."
-            )
         if len(streams.fragments) != schedule.fragments:
             raise ValueError(
                 f"`opt_state` has {len(streams.fragments)} fragments, but `tx` has "

@@ -11,6 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, strong
+from jaxcomm._require import checked
 from jaxcomm._workers import over_workers, worker_axes
 from jaxcomm.training._arguments import (
     Carry,
@@ -27,6 +28,7 @@ from jaxcomm.training._worker_step import GradientFn, WorkerStep
 from jaxcomm.wire._walk import SIMULATED
 
 
+@checked
 def simulate(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,

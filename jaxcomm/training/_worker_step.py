@@ -25,7 +25,6 @@ from jaxcomm.scheduling._layers import guarded, naming_guards
 from jaxcomm.training._arguments import Carry, Given
 from jaxcomm.training._means import (
     Metrics,
-    check_metrics,
     diagnostics_of,
     over_devices,
     reduce_metrics,
@@ -91,7 +90,6 @@ class WorkerStep:
         """Raises a ValueError for what is wrong in every step."""
         require_transformation(self.tx)
         require_clips_of_the_mean(self.tx)
-        check_metrics(self.metrics)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -338,14 +338,6 @@ def test_compressed_between_replicas_shard_by_shard(method: str, kind: AxisType)
             np.testing.assert_allclose(part(name, x, 1), expected, rtol=1e-5, atol=1e-5)
 
 
-def _whole_over_an_axis_of_shards() -> Any:
-    """Neither weights nor rows are cut over `"ici"`."""
-    mesh, tx = mesh_of(AxisType.Auto), AGGREGATED["diloco"]()
-    params = jaxcomm.PerWorker({"data": {"a": START[:, :2], "b": START[:, 2:]}})
-    state = jaxcomm.init(tx, params, mesh, shard_axes="ici")
-    return jaxcomm.make_step(loss, tx, mesh, shard_axes="ici")(params, state, ROWS[0])
-
-
 def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
     step, params, state = prepared(tx, mesh_of(AxisType.Auto), axis_name=axis_name, **options)
     return step(params, state, ROWS[0])
@@ -372,7 +364,6 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             ),
             "keeps memory.*`outer_axes`",
         ),
-        (_whole_over_an_axis_of_shards, r"would all compute the same rows.*`batch_axes`"),
         (
             lambda: jaxcomm.hierarchical(jaxcomm.mean("ici"), outer_axes="ici"),
             "name an axis twice",

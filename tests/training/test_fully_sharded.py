@@ -308,7 +308,6 @@ def test_specs_slice_the_largest_dimension() -> None:
     ("specs", "options", "message"),
     [
         (P("model"), {}, r"the spec .* must shard one dimension over all axes of the workers"),
-        ({"in": P("data")}, {}, "`specs` must have a `PartitionSpec` for each parameter"),
         (P("data"), {}, r"slices dimension 0 of an array \[5, 48\] into 8 equal parts"),
         (None, {"push": error_feedback(top_k(k=1))}, "takes codecs without memory"),
         (None, {"push": dither}, "`push` must be a codec"),

@@ -92,12 +92,6 @@ def test_a_period_is_refused_where_every_nan_is_an_error() -> None:
         step(params, state, TARGETS)
 
 
-@pytest.mark.parametrize("metrics", ["all", 0, -1, True, 2.0])
-def test_impossible_metrics(metrics: Any) -> None:
-    with pytest.raises(ValueError, match="`metrics` must be 'mean', 'own' or a period"):
-        jaxcomm.simulate(lambda w, x: 0.0, jaxcomm.mean(), N, metrics=metrics)
-
-
 @KINDS
 @pytest.mark.parametrize("weights", [[1, 0, 0, 3], [0, 0, 0, 0], [1, -1, 2, 0], [1, np.inf, 0, 0]])
 def test_weighted_means_of_finite_parts(kind: str, weights: list[float]) -> None:

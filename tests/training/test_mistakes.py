@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "parameters in place of workers": (
         lambda here: jaxcomm.init(qsgd(), start(), start()),
-        "must be an int of at least 1, got an array",
+        "must be an int of at least 1.*got a `dict`",
     ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "the state of another": (
@@ -225,7 +225,7 @@ def test_examples_of_a_workers_devices_are_not_mixed_up() -> None:
 
 
 def test_a_mesh_in_place_of_a_number() -> None:
-    with pytest.raises(ValueError, match=r"must be an int; on a mesh use `jaxcomm\.make_step`"):
+    with pytest.raises(ValueError, match=r"must be an int.*On a mesh use `jaxcomm\.make_step`"):
         jaxcomm.simulate(loss_fn, qsgd(), mesh_of(N))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be an int of at least 1, got True"):
         jaxcomm.simulate(loss_fn, qsgd(), True)

@@ -223,16 +223,9 @@ def _under_jit(step: Any, **extra: Any) -> Any:
         (lambda: _second(tx=streaming(axis_name="ici")), r"averages over \['ici'\].*'data'"),
         (lambda: _second(axis_name=("data", "data")), "several distinct axes"),
         (lambda: _second(exchange_mesh=mesh_of()), "shares .* with `mesh`.*wait for each other"),
-        (lambda: _second(exchange_mesh=4), "`exchange_mesh` must be a `jax.sharding.Mesh`"),
-        (
-            lambda: _second(exchange_mesh=mesh_of(workers=2)),
-            "`exchange_mesh` must have the axes of `mesh`",
-        ),
         (lambda: streaming(overlap=4), "`overlap` must be a Python int from 0 to 3 for `period`=4"),
         (lambda: _called(number=3), "`number` is 3, but the state is before step 1"),
         (lambda: _called(streaming(fragments=3)), "has 3 fragments, but `tx` has 2"),
-        (lambda: _called(state=((), optax.EmptyState())), "not of this `tx`"),
-        (lambda: _called(state={}), "must be from `jaxcomm.replicate"),
         (
             lambda: _called(present=np.ones(3, bool)),
             r"one bool per worker, bool\[4\], got bool\[3\]",

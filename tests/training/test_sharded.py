@@ -451,12 +451,6 @@ def test_mistakes() -> None:
             ),
             "inside another",
         ),
-        (
-            lambda: jaxcomm.make_step(linear, tx, mesh, shard_axes="model")(
-                jaxcomm.replicate(whole, mesh), state, rows(0)
-            ),
-            "would all compute the same rows",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             run()
