@@ -225,7 +225,7 @@ def require_option(value: Any, option: str, annotation: Any) -> None:
     if any(rule.accepts(value) for rule in rules):
         return
     texts = [rule.text or "known at trace time" for rule in rules if rule.text != "an array"]
-    hint = f" {remedy(option)}" if isinstance(value, jax.Array) or "a function" in texts else ""
+    hint = f" {remedy(option)}" if isinstance(value, jax.Array | Codec) else ""
     raise ValueError(f"`{option}` must be {', or '.join(texts)}, got {described(value)}.{hint}")
 
 

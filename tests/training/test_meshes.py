@@ -227,7 +227,7 @@ def test_weights_of_a_workers_devices() -> None:
     for workers in (mesh_of(AxisType.Auto, 2, 2, names=("dcn", "ici")), sizes):
         state = jaxcomm.init(tx, jnp.float32(0), workers, axis_name="dcn")
         make: Any = jaxcomm.make_step if isinstance(workers, Mesh) else jaxcomm.simulate
-        step = make(None, tx, workers, axis_name="dcn", gradients=gradients)
+        step = make(loss_fn, tx, workers, axis_name="dcn", gradients=gradients)
         params, _, metrics = step(jnp.float32(0), state, batch)
         np.testing.assert_allclose(params, expected, rtol=1e-6)
         assert metrics["weight"] == 6
