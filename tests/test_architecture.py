@@ -187,7 +187,7 @@ def _roots(path: pathlib.Path) -> set[str]:
 def test_launch_needs_jax_and_no_more() -> None:
     found = set().union(*map(_roots, (ROOT / "jaxcomm" / "launch").glob("*.py")))
     assert found - sys.stdlib_module_names == {"jax", "jaxcomm.launch"}
-    assert _roots(ROOT / "jaxcomm" / "launch" / "_guard.py") <= sys.stdlib_module_names
+    assert _roots(ROOT / "jaxcomm" / "launch" / "_tied.py") <= sys.stdlib_module_names
 
 
 def test_files_are_short() -> None:

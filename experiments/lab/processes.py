@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from experiments.lab.isolation import LabError
 from experiments.lab.network import DEVICE, worker_address, worker_name
-from jaxcomm.launch._memory import memory_environment
+from jaxcomm.launch._environment import memory_environment
 
 FIRST_PORT = 1234
 POLL_SECONDS = 0.2

@@ -5,16 +5,19 @@ script calls :func:`initialize` before other code uses a device. On a cluster, t
 manager starts the script.
 """
 
-from jaxcomm.launch._command_line import start
-from jaxcomm.launch._errors import LaunchError, LostProcessError
-from jaxcomm.launch._join import initialize, is_initialized, is_main_process, reraise_lost_process
-from jaxcomm.launch._options import LaunchOptions, parse
-from jaxcomm.launch._preemption import is_preempted
+from jaxcomm.launch._command_line import parse, start
+from jaxcomm.launch._environment import LaunchError, LostProcessError
+from jaxcomm.launch._join import (
+    initialize,
+    is_initialized,
+    is_main_process,
+    is_preempted,
+    reraise_lost_process,
+)
 
 __all__ = [
     "LaunchError",
     "LostProcessError",
-    "LaunchOptions",
     "is_initialized",
     "is_main_process",
     "is_preempted",

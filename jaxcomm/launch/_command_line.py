@@ -1,142 +1,217 @@
 """`python -m jaxcomm.launch --processes 4 -- script.py` runs a script in several processes."""
 
-import contextlib
+import argparse
 import os
-import secrets
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple, NoReturn
 
-from jaxcomm.launch._address import Address, listen
 from jaxcomm.launch._environment import (
     HEARTBEAT_TIMEOUT,
     RESTARTS,
-    Cluster,
-    environment_of,
+    START_TIMEOUT,
+    LaunchError,
+    environments_of,
 )
-from jaxcomm.launch._errors import LaunchError, shown
-from jaxcomm.launch._options import LaunchOptions, parse
-from jaxcomm.launch._processes import ProcessGroup
-from jaxcomm.launch._restarts import Restarts
-from jaxcomm.launch._run_directory import RUN_DIRECTORY, RunDirectory, run_directory
-from jaxcomm.launch._start_watch import StartWatch
+from jaxcomm.launch._processes import GRACE_SECONDS, Outcome, run, say
+from jaxcomm.launch._run_directory import CHECKPOINT, PREEMPTED, RUN_DIRECTORY
+
+DESCRIPTION = """\
+Starts several processes of a program on this machine, joined by jax.distributed over the loopback
+interface. When one process fails, and on Ctrl+C or SIGTERM, it stops all of them. The exit code is
+that of the first process that failed.
+
+COMMAND is passed to Python: a script, or -m and a module, then their arguments. The script joins
+the other processes with `jaxcomm.launch.initialize()`.
+"""
 
 
-def find_port(options: LaunchOptions) -> Address:
-    """Returns the address at which the coordinator will listen.
+class LaunchOptions(NamedTuple):
+    """The parsed options and the command to start."""
+
+    processes: int
+    devices_per_process: int
+    start_timeout: float
+    heartbeat_timeout: int
+    grace: float
+    restarts: int
+    min_processes: int
+    command: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises one-line errors instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(message)
+
+
+def _at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        if not (value := kind(text)) >= least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text!r}")
+        return value
+
+    number.__name__ = kind.__name__  # argparse shows it if the text is no number.
+    return number
+
+
+def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
+    """Parses the options and the command after them, with or without `--` in between.
+
+    Args:
+      arguments: The command-line arguments; `--help` prints the help and exits.
+      program: The program name in the help.
 
     Raises:
-      LaunchError: If the port is in use, or the address does not belong to this machine.
+      LaunchError: If an option is unknown or invalid, or there is no command.
+
+    Example:
+      >>> from jaxcomm import launch
+      >>> launch.parse(["--processes", "4", "--", "train.py", "--steps", "9"], "launch").command
+      ('train.py', '--steps', '9')
     """
-    with listen(Address(options.coordinator_address, options.port)) as server:
-        return Address(options.coordinator_address, server.getsockname()[1])
+    parser = _Parser(
+        prog=program,
+        usage="%(prog)s [OPTIONS] -- COMMAND",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    one, seconds = _at_least(1), _at_least(0, float)
+    for name, kind, default, text in (
+        ("processes", one, 2, "number of processes"),
+        ("devices-per-process", one, 1, "GPUs, or simulated CPU devices, of each process"),
+        ("start-timeout", seconds, 120.0, "seconds in which all processes must start"),
+        ("heartbeat-timeout", one, 20, "seconds until a process that does not answer is lost"),
+        ("grace", seconds, GRACE_SECONDS, "seconds to save and end until processes are killed"),
+        ("restarts", _at_least(0), 0, "how often to start again after a process has failed"),
+        ("min-processes", one, None, "start again without the process that failed, with so many"),
+    ):
+        shown = "--processes" if default is None else default
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, help=f"{text} (default: {shown})"
+        )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    values = vars(parser.parse_args(arguments))
+    command = values.pop("command")
+    values["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
+    if not values["command"]:
+        raise LaunchError(
+            "launch needs a command after its options, such as: -- script.py --steps 100"
+        )
+    least = values["min_processes"] or values["processes"]
+    options = LaunchOptions(**{**values, "min_processes": least})
+    if least > options.processes or (least < options.processes and not options.restarts):
+        raise LaunchError(
+            "--min-processes must be at most --processes, and needs --restarts of at least 1."
+        )
+    return options
 
 
-def environments_of(
-    options: LaunchOptions, base: Mapping[str, str], slots: Sequence[int] | None = None
-) -> list[dict[str, str]]:
-    """Returns the environment of each process; chooses a free port and a token.
-
-    Process i uses the devices of slot `slots[i]`; by default, of slot i.
-
-    Raises:
-      LaunchError: If the port is in use, or the address does not belong to this machine.
-    """
-    coordinator, token = find_port(options), secrets.token_hex(16)
-    used = range(options.processes) if slots is None else slots
-
-    def environment(process: int, slot: int) -> dict[str, str]:
-        first = slot * options.devices_per_process
-        devices = list(range(first, first + options.devices_per_process))
-        cluster = Cluster(coordinator, len(used), process, devices)
-        return {
-            **environment_of(cluster, options.start_timeout, token, base),
-            HEARTBEAT_TIMEOUT: str(options.heartbeat_timeout),
-        }
-
-    return [environment(process, slot) for process, slot in enumerate(used)]
-
-
-@contextlib.contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Ends this process in order on a SIGTERM that comes while no processes run."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+def _name_of(number: int) -> str:
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return signal.Signals(number).name
+    except ValueError:  # A real-time signal has no name.
+        return str(number)
+
+
+def _cause(outcome: Outcome, processes: int) -> str:
+    """Why all processes have ended."""
+    if outcome.failed is None:
+        return f"{_name_of(outcome.signal or 0)} has stopped all processes"
+    process = f"process {outcome.failed} of {processes}"
+    if outcome.signal == signal.SIGSTOP:
+        return f"{process} was stopped (SIGSTOP) and did not answer"
+    if outcome.signal is None:
+        return f"{process} has ended with exit code {outcome.code}"
+    return f"{process} has ended with signal {_name_of(outcome.signal)}"
 
 
 def _supervise(
-    options: LaunchOptions, program: str, given: Mapping[str, str], directory: RunDirectory
+    options: LaunchOptions,
+    program: str,
+    given: Mapping[str, str],
+    directory: Path,
+    signals: list[int],
 ) -> int:
-    """Starts the processes, and starts them again while the plan says so."""
-    command = [sys.executable, *options.command]
-    plan = Restarts(options, directory)
+    """Starts the processes, and starts them again after a failure while restarts are left.
+
+    A slot is a place for a process: its number selects the devices.
+    """
+    slots, restart = [*range(options.processes)], 0
     while True:
-        directory.forget_start()
-        own = {RUN_DIRECTORY: str(directory.path)}
-        if options.restarts:
-            own[RESTARTS] = str(plan.starts)
-        environments = [
-            {**environment, **own} for environment in environments_of(options, given, plan.slots)
-        ]
-        group = ProcessGroup(grace=options.grace)
-        outcome = group.run(
-            command,
-            environments,
-            lambda outcome: plan.conclude(outcome, program),
-            StartWatch(options.start_timeout, environments, directory, plan.watch),
+        told = {
+            **given,
+            START_TIMEOUT: str(options.start_timeout),
+            HEARTBEAT_TIMEOUT: str(options.heartbeat_timeout),
+            RUN_DIRECTORY: str(directory),
+            RESTARTS: str(restart),
+        }
+        environments = environments_of(slots, options.devices_per_process, told)
+        outcome = run(options.command, environments, signals, options.grace)
+        if outcome.code == 0 and (directory / PREEMPTED).exists():
+            (directory / PREEMPTED).unlink()
+            outcome = Outcome(128 + signal.SIGTERM, signal=signal.SIGTERM)
+        if outcome.code == 0:
+            return 0
+        cause, saved = _cause(outcome, len(slots)), directory / CHECKPOINT
+        checkpoint = saved.read_text(encoding="utf-8").rstrip() if saved.exists() else None
+        if signals or restart == options.restarts:
+            newest = f"; the newest checkpoint is {checkpoint}" if checkpoint else ""
+            failed = outcome.failed is not None
+            line = f"error: {cause}; the others were stopped" if failed else f"interrupted: {cause}"
+            say(f"{program}: {line}{newest}.", signals)
+            return outcome.code
+        restart += 1
+        if outcome.failed is not None and len(slots) > options.min_processes:
+            del slots[outcome.failed]
+        source = f"from the checkpoint {checkpoint}" if checkpoint else "without a checkpoint"
+        say(
+            f"{program}: {cause}; {len(slots)} {'start' if len(slots) > 1 else 'starts'} again "
+            f"{source} (restart {restart} of {options.restarts}).",
+            signals,
         )
-        # A signal may have come after the plan was made.
-        signalled = outcome.failed is None and outcome.signal is not None
-        if not plan.starts_again or signalled or outcome.interrupted is not None:
-            return plan.code_of(outcome)
 
 
 def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.environ) -> int:
     """Starts the Python processes, waits for them and returns the exit code of the first failure.
 
-    Ctrl+C and SIGTERM are passed on to the processes. With `--restarts`, processes are started
-    again after a failure, and the code is that of the last start. Call this from the main thread,
-    which receives signals.
+    Ctrl+C and SIGTERM are passed on to the processes; a second signal kills them. With
+    `--restarts`, processes are started again after a failure, and the code is that of the last
+    start. Call this from the main thread, which receives signals.
 
     Args:
       options: The options that :func:`parse` returns.
       program: The program name in error messages.
       given: The base environment of the processes, to which the launcher adds its variables.
 
-    Raises:
-      LaunchError: If a process cannot be started.
-
     Example:
       >>> from jaxcomm import launch
       >>> launch.start(launch.parse(["--", "-c", "raise SystemExit(0)"], "launch"), "launch")
       0
     """
-    with _ending_on_sigterm(), run_directory() as directory:
-        return _supervise(options, program, given, directory)
+    signals: list[int] = []
+    before = {
+        number: signal.signal(number, lambda received, frame: signals.append(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        with tempfile.TemporaryDirectory(prefix="jaxcomm-", ignore_cleanup_errors=True) as path:
+            return _supervise(options, program, given, Path(path), signals)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the launcher and returns its exit code."""
     program = "jaxcomm.launch"
     try:
-        options = parse(arguments, "python -m jaxcomm.launch")
-        script = options.command[0]
-        if not script.startswith("-") and not Path(script).exists():
-            raise LaunchError(
-                f"there is no script {shown(script)}: write a script, or -m and a module, after --."
-            )
-        return start(options, program)
+        return start(parse(arguments, "python -m jaxcomm.launch"), program)
     except LaunchError as error:
-        print(f"{program}: error:", " ".join(str(error).split()), file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT

@@ -1,35 +1,32 @@
 """A group of processes on this machine; when one fails, all are stopped."""
 
-import collections
-import math
-import queue
-import re
+import contextlib
+import os
+import select
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
 
-from jaxcomm.launch._errors import LOST_PROCESS, LaunchError
-from jaxcomm.launch._guard import Guard
-from jaxcomm.launch._output import ROOM_BYTES, Output, read_lines, write_to
-from jaxcomm.launch._process import Process
-
-STDOUT, STDERR = write_to(1), write_to(2)
+from jaxcomm.launch._environment import LostProcessError
 
 GRACE_SECONDS = 5.0
-POLL_SECONDS = 0.05
-# How long a process that a worker left behind, and that cannot be killed, may keep its output open.
-DRAIN_SECONDS = 5.0
-# How long a stopped launcher waits for a reader of its output.
-STUCK_SECONDS = 1.0
-# How a process ends after it has lost another: JAX aborts it, or it exits with this code.
-CONSEQUENCES = (-signal.SIGABRT, LOST_PROCESS)
-# When a process dies, others report errors before the system reports that it has died.
+POLL_SECONDS = 0.02
+# How long the last lines may take: a child that could not be killed may hold the output open.
+DRAIN_SECONDS = 2.0
+# When a process dies, others may fail before the system reports that it has died.
 HOLD_SECONDS = 0.5
-# A line on the standard error that explains why a program ended, in the format of argparse.
-EXPLANATION = re.compile(rb"[\w.-]+: (error|interrupted): ")
+# How a process ends after it has lost another: JAX aborts it, or it exits with this code.
+CONSEQUENCES = (-signal.SIGABRT, LostProcessError.code)
+MOST_LETTERS = 2**16
+
+TIED = str(Path(__file__).with_name("_tied.py"))
+
+_writing = threading.Lock()
 
 
 class Outcome(NamedTuple):
@@ -38,236 +35,172 @@ class Outcome(NamedTuple):
     code: int  # 0, the exit code of the first failure, or 128 + the signal that stopped all
     failed: int | None = None  # the number of the first process that failed
     signal: int | None = None  # the signal that ended this process, or all processes
-    explained: bool = False  # whether the failed process has printed why
-    reason: str | None = None  # why the launcher itself has stopped all
-    interrupted: int | None = None  # a signal to the launcher after the first failure
 
 
-class ProcessGroup:
-    """Runs one process per environment; an instance runs once."""
+def _write(descriptor: int, line: str) -> None:
+    left = f"{line}\n".encode()
+    with _writing:
+        while left:
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:  # Another program has made the file nonblocking.
+                select.select([], [descriptor], [])
+
+
+def _wait_for(threads: Sequence[threading.Thread], signals: list[int]) -> None:
+    """Waits for threads that write: as long as a pager pauses, but not for long after a signal."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        if _writing.locked() and not signals:
+            deadline = time.monotonic() + DRAIN_SECONDS
+        time.sleep(POLL_SECONDS)
+
+
+def say(line: str, signals: list[int]) -> None:
+    """Writes a line to the standard error, and does not wait for its reader after a signal."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            _write(2, line)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    _wait_for([thread], signals)
+
+
+class _Process:
+    """One process and its children, which form a process group of the system."""
 
     def __init__(
-        self,
-        stdout: Callable[[bytes], object] = STDOUT,
-        stderr: Callable[[bytes], object] = STDERR,
-        grace: float | None = None,
-    ) -> None:
-        """Forwards the processes' lines to `stdout` and `stderr`, which write bytes.
-
-        Processes that are asked to end are killed after `grace` seconds.
-        """
-        self._grace = GRACE_SECONDS if grace is None else grace
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._stdout, self._stderr = (
-            Output(write, lambda: self._signals.put(signal.SIGPIPE)) for write in (stdout, stderr)
-        )
-        self._processes: list[Process] = []
-        # Guards the attributes below; no thread blocks while it holds the lock.
-        self._lock = threading.Lock()
-        self._held: collections.deque[tuple[float, Process, bytes]] = collections.deque()
-        self._held_bytes = 0
-        self._forwarded: int | None = None  # The only process whose lines are still forwarded.
-        self._failure_time: float | None = None  # When the first failure was noticed.
-        self._outcome: Outcome | None = None
-
-    def run(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        final_message: Callable[[Outcome], str | None] = lambda outcome: None,
-        watch: Callable[[], Outcome | None] = lambda: None,
-    ) -> Outcome:
-        """Runs until all processes have ended; stops all when one fails or on a signal.
-
-        Ctrl+C and SIGTERM are passed on; a second signal kills the processes. Each line gets the
-        number of its process as a prefix. Lines of the standard error are delayed by a moment, so
-        that once a process has failed, the errors that this causes in others are dropped. The
-        result of `final_message` goes to the standard error. `watch` is called often, and stops all
-        by returning an outcome.
-
-        Raises:
-          LaunchError: If a process cannot be started.
-        """
-
-        def enqueue(number: int, frame: FrameType | None) -> None:
-            self._signals.put(number)
-
-        handlers = {n: signal.signal(n, enqueue) for n in (signal.SIGINT, signal.SIGTERM)}
-        guard = Guard()
-        try:
-            for number, environment in enumerate(environments):
-                self._start(number, command, environment, guard, len(environments))
-            while self._outcome is None and any(p.is_running() for p in self._processes):
-                self._poll(POLL_SECONDS)
-                self._consult(watch)
-            self._poll(0)
-            if self._outcome is not None:
-                stopped = self._outcome.failed is None
-                self._end((self._outcome.signal if stopped else None) or signal.SIGTERM)
-            self._drain(final_message)
-        finally:
-            for process in self._processes:
-                process.end()
-                process.close()
-            guard.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        self._poll(0)  # A signal during the last lines.
-        return self._result()
-
-    def _result(self) -> Outcome:
-        outcome = self._outcome or Outcome(0)
-        explained = outcome.failed is not None and self._processes[outcome.failed].explained
-        return outcome._replace(explained=explained)
-
-    def _start(
         self,
         number: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        guard: Guard,
-        processes: int,
+        signals: list[int],
     ) -> None:
-        try:
-            process = Process(number, command, environment, guard)
-        except OSError as error:
-            raise LaunchError(
-                f"process {number} of {processes} cannot be started: {error.strerror}."
-            ) from error
-        self._processes.append(process)
-        assert process.popen.stdout is not None and process.popen.stderr is not None
-        for take, source in (
-            (self._take, process.popen.stdout),
-            (self._hold, process.popen.stderr),
-        ):
-            reader = threading.Thread(
-                target=self._forward, args=(process, take, source.fileno()), daemon=True
-            )
+        self.number = number
+        self._signals = signals
+        self._has_ended = False
+        tie = ["-I", "-S", TIED, str(os.getpid())] if sys.platform == "linux" else []
+        # A new session, so that Ctrl+C reaches only the launcher, which passes it on once.
+        self._popen = subprocess.Popen(
+            [sys.executable, *tie, *command],
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        assert self._popen.stdout is not None and self._popen.stderr is not None
+        self.readers = [
+            threading.Thread(target=self._forward, args=(pipe, descriptor), daemon=True)
+            for pipe, descriptor in ((self._popen.stdout, 1), (self._popen.stderr, 2))
+        ]
+        for reader in self.readers:
             reader.start()
-            process.readers.append(reader)
 
-    def _forward(
-        self, process: Process, take: Callable[[Process, bytes], Output], source: int
-    ) -> None:
-        for line in read_lines(source):
-            with self._lock:
-                output = take(process, line)
-            output.wait_for_room()
+    def _forward(self, pipe: IO[str], descriptor: int) -> None:
+        with pipe:
+            for line in iter(lambda: pipe.readline(MOST_LETTERS), ""):
+                try:
+                    _write(descriptor, f"[{self.number}] {line.rstrip()}")
+                except OSError:  # The reader has closed the output, or the disk is full.
+                    if signal.SIGPIPE not in self._signals:
+                        self._signals.append(signal.SIGPIPE)
 
-    def _take(self, process: Process, line: bytes) -> Output:
-        self._put(self._stdout, process, line)
-        return self._stdout
+    def code(self) -> int | None:
+        """The exit code, or minus the signal; None while it runs. Kills what it leaves behind."""
+        if not self._has_ended and self._popen.poll() is not None:
+            self._has_ended = True
+            self.send(signal.SIGKILL)
+        return self._popen.returncode
 
-    def _hold(self, process: Process, line: bytes) -> Output:
-        """Delays a line of the standard error until it is known whether to drop it."""
-        process.explained |= EXPLANATION.match(line) is not None
-        self._held.append((time.monotonic() + HOLD_SECONDS, process, line))
-        self._held_bytes += len(line)
-        while self._held_bytes > ROOM_BYTES:
-            self._release()
-        return self._stderr
+    def is_suspended(self) -> bool:
+        """Whether it was stopped by a signal such as SIGSTOP and has not continued."""
+        if self._has_ended or not hasattr(os, "waitid"):  # Python 3.12 lacks it on macOS.
+            return False
+        # It leaves the status for the next call, and does not take the exit code.
+        options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._popen.pid, options) is not None
 
-    def _release(self) -> None:
-        _, process, line = self._held.popleft()
-        self._held_bytes -= len(line)
-        self._put(self._stderr, process, line)
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
 
-    def _put(self, output: Output, process: Process, line: bytes) -> None:
-        if self._forwarded in (None, process.number):
-            output.put(b"[%d] %s\n" % (process.number, line))
+    def kill(self) -> None:
+        if self.code() is None:
+            self.send(signal.SIGKILL)
+            self._popen.wait()
+            self.code()
 
-    def _forward_held(self, until: float) -> None:
-        """Forwards delayed lines, unless a failure was noticed whose cause is not yet known."""
-        with self._lock:
-            undecided = self._failure_time is not None and self._outcome is None
-            while not undecided and self._held and self._held[0][0] <= until:
-                self._release()
 
-    def _find_failure(self) -> None:
-        """Finds the first failure; prefers a process that did not fail because of another."""
-        running = [process.is_running() for process in self._processes]
-        failed = [process for process in self._processes if process.popen.returncode]
-        if self._outcome is not None or not failed:
+def _failure(processes: Sequence[_Process]) -> Outcome | None:
+    """The first failure, if there is one; prefers a process that has not lost another."""
+    if not any(process.code() for process in processes):
+        return None
+    deadline = time.monotonic() + HOLD_SECONDS
+    while True:
+        codes = {p.number: code for p in processes if (code := p.code())}
+        causes = [number for number, code in codes.items() if code not in CONSEQUENCES]
+        if causes or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    suspended = [process.number for process in processes if process.is_suspended()]
+    number = [*causes, *suspended, *codes][0]
+    # A suspended process has no exit code: the others were lost because it did not answer.
+    code = codes.get(number, -signal.SIGSTOP)
+    return Outcome(code, number) if code > 0 else Outcome(128 - code, number, -code)
+
+
+def _stop(processes: Sequence[_Process], number: int, grace: float, signals: list[int]) -> None:
+    """Asks all to end; kills them after the grace period, or at another signal."""
+    for process in processes:
+        if process.code() is None:
+            process.send(number)
+    known, deadline = len(signals), time.monotonic() + grace
+    while any(process.code() is None for process in processes):
+        if len(signals) > known or time.monotonic() > deadline:
             return
-        if self._failure_time is None:
-            self._failure_time = time.monotonic()
-        causes = [p for p in failed if p.popen.returncode not in CONSEQUENCES]
-        if not causes and any(running) and time.monotonic() < self._failure_time + HOLD_SECONDS:
-            return
-        suspended = [process for process in self._processes if process.is_suspended()]
-        process = (causes or suspended or failed)[0]
-        # A suspended process has no exit code: the others were lost because it did not answer.
-        code = -signal.SIGSTOP if process in suspended else process.popen.returncode
-        ended_by = -code if code < 0 else None
-        self._outcome = Outcome(128 - code if code < 0 else code, process.number, ended_by)
-        self._forwarded = process.number
+        time.sleep(POLL_SECONDS)
 
-    def _poll(self, seconds: float) -> int | None:
-        """Waits for a signal, then looks for a failure; returns the signal."""
-        try:
-            number = self._signals.get(timeout=seconds) if seconds else self._signals.get_nowait()
-        except queue.Empty:
-            number = None
-        with self._lock:
-            if number is not None:
-                self._interrupt(number)
-            self._find_failure()
-        self._forward_held(time.monotonic())
-        if number is not None:
-            self._stdout.stop_blocking()
-            self._stderr.stop_blocking()
-        return number
 
-    def _interrupt(self, number: int) -> None:
-        if self._outcome is None:
-            self._outcome = Outcome(128 + number, signal=number)
-            self._forwarded = 0
-        elif self._outcome.failed is not None or self._outcome.reason is not None:
-            self._outcome = self._outcome._replace(interrupted=number)
+def run(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    signals: list[int],
+    grace: float = GRACE_SECONDS,
+) -> Outcome:
+    """Runs Python once per environment until all end; stops all when one fails or on a signal.
 
-    def _consult(self, watch: Callable[[], Outcome | None]) -> None:
-        if self._outcome is None and (outcome := watch()) is not None:
-            with self._lock:
-                self._outcome = outcome
-                self._forwarded = 0
+    Each line of their output gets the number of its process as a prefix.
 
-    def _end(self, number: int) -> None:
-        """Stops all processes; kills them after the grace period or at a second signal."""
-        number = signal.SIGTERM if number == signal.SIGPIPE else number
-        for process in self._processes:
-            if process.is_suspended():
-                process.end()  # It would not react to another signal.
-            elif process.is_running():
-                process.send(number)
-        # After a failure nothing can be saved: the others wait in collectives.
-        failed = self._outcome is not None and self._outcome.failed is not None
-        grace = min(self._grace, GRACE_SECONDS) if failed else self._grace
-        deadline = time.monotonic() + grace
-        while any(process.is_running() for process in self._processes):
-            if self._poll(POLL_SECONDS) is not None or time.monotonic() > deadline:
+    Args:
+      command: The words after `python`.
+      environments: One for each process.
+      signals: The signals that this process has received; a handler adds to it. The first is passed
+        on to the processes, and another kills them.
+      grace: The seconds that processes have to end after a signal.
+    """
+    processes: list[_Process] = []
+    outcome = None
+    try:
+        for number, environment in enumerate(environments):
+            processes.append(_Process(number, command, environment, signals))
+        while not signals and any(process.code() is None for process in processes):
+            if outcome := _failure(processes):
                 break
-        for process in self._processes:
-            process.end()
-
-    def _drain(self, final_message: Callable[[Outcome], str | None]) -> None:
-        """Forwards the remaining output; after a signal, does not wait long for a reader."""
-        outputs = (self._stdout, self._stderr)
-        stopped = self._outcome is not None and self._outcome.failed is None
-        finished, quiet_since = False, time.monotonic()
-        while True:
-            now = time.monotonic()
-            waiting = [
-                output
-                for output in outputs
-                if not output.is_empty() and not (stopped and now > output.progress + STUCK_SECONDS)
-            ]
-            if finished and not waiting:
-                return
-            reading = any(r.is_alive() for p in self._processes for r in p.readers)
-            quiet_since = now if waiting else quiet_since
-            if not finished and (not reading or now > quiet_since + DRAIN_SECONDS):
-                finished = True
-                self._forward_held(math.inf)
-                if line := final_message(self._result()):
-                    self._stderr.put(f"{line}\n".encode())
-            stopped |= self._poll(POLL_SECONDS if reading or waiting else 0) is not None
+            time.sleep(POLL_SECONDS)
+        outcome = outcome or (None if signals else _failure(processes))
+        if outcome:  # Nothing more can be saved: the others wait in collectives.
+            _stop(processes, signal.SIGTERM, min(grace, GRACE_SECONDS), signals)
+        elif signals:
+            outcome = Outcome(128 + signals[0], signal=signals[0])
+            passed_on = signal.SIGTERM if signals[0] == signal.SIGPIPE else signals[0]
+            _stop(processes, passed_on, grace, signals)
+    finally:
+        for process in processes:
+            process.kill()
+    _wait_for([reader for process in processes for reader in process.readers], signals)
+    return outcome or Outcome(0)

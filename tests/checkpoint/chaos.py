@@ -1,4 +1,4 @@
-"""A training of four processes of which a random one is killed every 20 to 40 seconds.
+"""A training of four processes: every 20 to 40 seconds a random one, or the launcher, is killed.
 
 `python -m tests.checkpoint.chaos 600 [SEED]` does so for 600 seconds, and prints what it has found.
 """
@@ -32,14 +32,14 @@ class Chaos(NamedTuple):
     Attributes:
       trained: Its end.
       undisturbed: Losses of undisturbed runs of as many samples, by seed; the first has its seed.
-      kills: How many processes were killed.
+      kills: How many processes were killed, and how many launchers.
       left: Processes that live after the end.
       said: What the launcher said.
     """
 
     trained: Trained
     undisturbed: list[float]
-    kills: int
+    kills: tuple[int, int]
     left: list[int]
     said: str
 
@@ -59,17 +59,18 @@ def environment(devices: int) -> dict[str, str]:
     return {**os.environ, **path, "JAX_PLATFORMS": "cpu"}
 
 
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; an orphan that nobody waits for has ended too."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
-def _pids(folder: Path) -> list[int]:
-    return [int(path.name) for path in (folder / "pids").glob("*")]
-
-
-def _write(path: Path, number: int) -> None:
-    path.with_suffix(".new").write_text(str(number))
-    path.with_suffix(".new").rename(path)
+def _alive(folder: Path) -> list[int]:
+    """The processes of the training that run."""
+    pids = [int(path.name) for path in (folder / "pids").glob("*")]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 def undisturbed(folder: Path, steps: int, seed: int) -> list[float]:
@@ -91,40 +92,48 @@ def undisturbed(folder: Path, steps: int, seed: int) -> list[float]:
     return losses
 
 
-def disturbed(folder: Path, steps: int, seconds: float, seed: int) -> tuple[int, str]:
-    """Kills until the time is over; returns the number of kills and what the launcher said."""
+def disturbed(folder: Path, steps: int, seconds: float, seed: int) -> tuple[tuple[int, int], str]:
+    """Kills until the time is over; returns how many processes and launchers, and what was said."""
     draw = random.Random(seed)
-    available = folder / "available"
-    _write(available, PROCESSES)
     most = int(seconds / LEAST) + 1
     options = f"--processes {PROCESSES} --min-processes {FEWEST} --restarts {most} --grace 30"
     command = [sys.executable, "-m", "jaxcomm.launch", *options.split()]
-    command += ["--available", str(available), "--", "-m", "tests.checkpoint.enduring"]
-    command += [str(folder), str(seed), str(steps), str(PACE)]
-    began, kills = time.monotonic(), 0
+    command += ["--", "-m", "tests.checkpoint.enduring", str(folder), str(seed), str(steps)]
+    command += [str(PACE)]
+    began, processes, launchers = time.monotonic(), 0, 0
     deadline = began + 3 * seconds + 300
     with (folder / "said").open("wb") as said:
-        launcher = subprocess.Popen(
-            command, cwd=ROOT, env=environment(1), stdout=said, stderr=said, start_new_session=True
-        )
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, cwd=ROOT, env=environment(1), stdout=said, stderr=said)
+
+        launcher = start()
         try:
             until = began + draw.uniform(LEAST, 2 * LEAST)
             while launcher.poll() is None:
                 time.sleep(0.2)
                 now = time.monotonic()
                 assert now < deadline, (folder / "said").read_text()[-3000:]
-                alive = [pid for pid in _pids(folder) if _is_alive(pid)]
+                alive = _alive(folder)
                 if now < until or now > began + seconds or not alive:
                     continue
-                _write(available, draw.choice([FEWEST, PROCESSES, PROCESSES]))
-                os.kill(draw.choice(alive), signal.SIGKILL)
-                kills, until = kills + 1, now + draw.uniform(LEAST, 2 * LEAST)
+                until = now + draw.uniform(LEAST, 2 * LEAST)
+                if (processes + launchers) % 3 == 1:  # It starts again with all processes.
+                    launchers += 1
+                    launcher.kill()
+                    launcher.wait()
+                    time.sleep(1)
+                    assert not _alive(folder)
+                    launcher = start()
+                else:
+                    processes += 1
+                    os.kill(draw.choice(alive), signal.SIGKILL)
         finally:
             launcher.kill()
             launcher.wait()
     text = (folder / "said").read_text()
     assert launcher.returncode == 0, text[-3000:]
-    return kills, text
+    return (processes, launchers), text
 
 
 def run(folder: Path, seconds: float, seed: int) -> Chaos:
@@ -133,7 +142,7 @@ def run(folder: Path, seconds: float, seed: int) -> Chaos:
     steps = epochs * EPOCH // BATCH
     kills, said = disturbed(folder, steps, seconds, seed)
     time.sleep(1)
-    left = [pid for pid in _pids(folder) if _is_alive(pid)]
+    left = _alive(folder)
     loss, counts, digest, workers = json.loads((folder / "trained.json").read_text())
     trained = Trained(loss, tuple(counts), digest, workers)
     assert sum(number for _, number in workers) == steps

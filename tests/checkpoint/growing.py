@@ -1,4 +1,4 @@
-"""A run of four processes that goes on with three after a death, and with four again later.
+"""A run that goes on with other numbers of workers.
 
 The loss is linear, so the gradients do not depend on the parameters. What the parameters have
 moved, and the mean of the residuals, add up to the mean gradients of all samples.
@@ -8,20 +8,19 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from jaxcomm import launch
 
-BATCH = 12  # Of all workers: what 3 and 4 workers can share.
-STEPS = 120
+BATCH = 24  # Of all workers: what 3, 4 and 8 workers can share.
+STEPS = 40
 RATE = 0.5
-PACE = 0.1  # Seconds that a step waits, since the launcher reads its file once a second.
 
 
-def main(folder: Path) -> None:
-    launch.initialize(120, save_on_sigterm=True)
+def main(folder: Path, until: int, kill_at: int) -> None:
+    """Goes on from the newest checkpoint, up to a step; in the first start, process 2 may end."""
+    launch.initialize(120)
 
     import jax
     import numpy as np
@@ -40,10 +39,6 @@ def main(folder: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(STEPS * BATCH, 8)).astype(np.float32)
     step = jaxcomm.make_step(lambda p, x: jax.numpy.mean(x @ p["w"]), tx, mesh)
 
-    def offer(number: int) -> None:
-        (folder / "available.new").write_text(str(number))
-        (folder / "available.new").rename(folder / "available")
-
     sample, seen = 0, []
     starts: list[list[int]] = []
     with Checkpoints(folder / "saves") as checkpoints:
@@ -51,29 +46,21 @@ def main(folder: Path) -> None:
             _, state, position = checkpoints.restore(state, tx=tx, workers=mesh)
             sample, seen, starts = position["sample"], position["seen"], position["starts"]
         starts = [*starts, [workers, sample]]
-        stops = False
-        while sample < len(rows) and not stops:
-            own = np.array_split(np.arange(sample, sample + BATCH), workers)[process]
+        while sample < until * BATCH:
+            own = np.array_split(np.arange(sample, sample + BATCH), jax.process_count())[process]
             batch = jax.make_array_from_process_local_data(split, rows[own])
             params, opt_state, metrics = step(state["params"], state["opt_state"], batch)
             state = {"params": params, "opt_state": opt_state}
             jax.block_until_ready(metrics)
-            time.sleep(PACE)
             seen, sample = [*seen, sample], sample + BATCH
             number = sample // BATCH
-            stops = launch.is_preempted(number)
-            if number % 5 == 0 or stops:
+            if number % 5 == 0:
                 position = {"sample": sample, "seen": seen, "starts": starts}
                 checkpoints.save(number, state, position=position)
-            if len(starts) == 1 and number == 8:
+            if number == kill_at and os.environ["JAXCOMM_RESTARTS"] == "0":
                 checkpoints.wait()
                 if process == 2:
-                    offer(3)
                     os.kill(os.getpid(), signal.SIGKILL)
-            if len(starts) == 2 and process == 0 and sample == starts[-1][1] + 8 * BATCH:
-                offer(4)
-    if stops:
-        return
     kept = state["opt_state"][0].own.per_worker["data"][0].kept
     mean = jax.jit(lambda x: x.mean(axis=0), out_shardings=everywhere)(kept)
     moved, residual = (np.asarray(x.addressable_data(0)) for x in (state["params"]["w"], mean))
@@ -84,4 +71,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -13,7 +13,7 @@ SAMPLES = 232  # Five steps of 8 and 32 of 6, or 29 of 8.
 PER_WORKER = 2
 
 
-def main(folder: Path, kill_at: int, then: str) -> None:
+def main(folder: Path, kill_at: int) -> None:
     launch.initialize(120)
 
     import jax
@@ -56,12 +56,10 @@ def main(folder: Path, kill_at: int, then: str) -> None:
             if number == kill_at and os.environ.get("JAXCOMM_RESTARTS", "0") == "0":
                 checkpoints.wait()
                 if jax.process_index() == 2:
-                    if then:
-                        (folder / "available").write_text(then)
                     os.kill(os.getpid(), signal.SIGKILL)
     found = {"digest": digest(state["params"]), "seen": seen, "workers": jax.device_count()}
     (folder / f"{jax.process_index()}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

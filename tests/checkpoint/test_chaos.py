@@ -17,8 +17,9 @@ SEED = 0
 def test_a_training_with_kills_ends_as_one_without(tmp_path: pathlib.Path) -> None:
     """`chaos.run` asserts that each sample was seen once in each epoch."""
     found = chaos.run(tmp_path, SECONDS, SEED)
-    assert found.kills >= 2
+    processes, launchers = found.kills
+    assert processes >= 1 and launchers >= 1
     assert found.left == []
     low, high = found.interval()
     assert low <= found.trained.loss <= high
-    assert found.said.count("start again") >= found.kills
+    assert found.said.count("start again") >= processes

@@ -16,17 +16,15 @@ from tests.checkpoint.restarting import SAMPLES
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
-def run(folder: pathlib.Path, options: list[str], kill_at: int, then: str = "") -> Any:
+def launch(folder: pathlib.Path, options: str, module: str, *arguments: int) -> tuple[Any, str]:
+    """What process 0 has found, and what the launcher has said."""
     folder.mkdir(exist_ok=True)
-    return launch(folder, options, "tests.checkpoint.restarting", str(kill_at), then)
-
-
-def launch(folder: pathlib.Path, options: list[str], module: str, *arguments: str) -> Any:
     root = pathlib.Path(__file__).parents[2]
-    program = ["-m", module, str(folder), *arguments]
+    program = ["-m", f"tests.checkpoint.{module}", str(folder), *map(str, arguments)]
     flags = " ".join(f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f)
+    words = ["--processes", "4", *options.split(), "--", *program]
     ran = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.launch", "--processes", "4", *options, "--", *program],
+        [sys.executable, "-m", "jaxcomm.launch", *words],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flags},
         capture_output=True,
@@ -38,9 +36,9 @@ def launch(folder: pathlib.Path, options: list[str], module: str, *arguments: st
 
 
 def test_a_replacement_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
-    undisturbed, said = run(tmp_path / "a", [], 0)
+    undisturbed, said = launch(tmp_path / "a", "", "restarting", 0)
     assert "start again" not in said
-    disturbed, said = run(tmp_path / "b", ["--restarts", "1"], 8)
+    disturbed, said = launch(tmp_path / "b", "--restarts 1", "restarting", 8)
     assert disturbed == undisturbed
     saves = tmp_path / "b" / "saves" / "5"
     assert "process 2 of 4 has ended with signal SIGKILL" in said
@@ -48,16 +46,7 @@ def test_a_replacement_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
 
 
 def test_fewer_go_on_without_losing_a_sample(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "available").write_text("4")
-    options = [
-        "--restarts",
-        "1",
-        "--min-processes",
-        "3",
-        "--available",
-        str(tmp_path / "available"),
-    ]
-    found, said = run(tmp_path, options, 8, "3")
+    found, said = launch(tmp_path, "--restarts 1 --min-processes 3", "restarting", 8)
     assert "3 start again from the checkpoint" in said
     assert found["workers"] == 3
     ends = [0, *(last for _, last in found["seen"])]
@@ -66,18 +55,13 @@ def test_fewer_go_on_without_losing_a_sample(tmp_path: pathlib.Path) -> None:
     assert {last - first for first, last in found["seen"]} == {8, 6}
 
 
-def test_growing_back_loses_neither_residuals_nor_samples(tmp_path: pathlib.Path) -> None:
-    """With 4, then 3, then 4 processes."""
-    (tmp_path / "available").write_text("4")
-    options = ["--restarts", "1", "--min-processes", "3", "--grace", "60", "--available"]
-    found, said = launch(
-        tmp_path, [*options, str(tmp_path / "available")], "tests.checkpoint.growing"
-    )
+def test_8_4_3_8_workers_lose_neither_residuals_nor_samples(tmp_path: pathlib.Path) -> None:
+    """From 4 to 3 by a death."""
+    launch(tmp_path, "--devices-per-process 2", "growing", 10, 0)
+    _, said = launch(tmp_path, "--restarts 1 --min-processes 3", "growing", 30, 17)
     assert "3 start again from the checkpoint" in said
-    assert "there is room for more than 3 processes; 4 start again from the checkpoint" in said
-    (first, began), (second, fewer), (third, more) = found["starts"]
-    assert (first, began, second, fewer, third) == (4, 0, 3, 5 * BATCH, 4)
-    assert fewer < more < STEPS * BATCH
+    found, _ = launch(tmp_path, "--devices-per-process 2", "growing", STEPS, 0)
+    assert found["starts"] == [[8, 0], [4, 10 * BATCH], [3, 15 * BATCH], [8, 30 * BATCH]]
     assert found["seen"] == [*range(0, STEPS * BATCH, BATCH)]
     moved, residual, total = (np.array(found[name]) for name in ("moved", "residual", "sum"))
     assert np.abs(residual).min() > 0.01

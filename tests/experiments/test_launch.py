@@ -35,17 +35,14 @@ def test_the_command_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("launch", "launch needs a command after its options and `--`"),
-        ("launch --processes 0 -- train", "--processes: must be an integer of at least 1"),
-        ("launch --coordinator-address a..b -- train", "must be the name or address of a host"),
-        ("launch --start-timeout 1e10 -- train", "at most 604800, a week, got '1e10'"),
+        ("launch", "launch needs a command after its options"),
+        ("launch --processes 0 -- train", "--processes: must be at least 1, got '0'"),
         ("launch -- tain", "invalid choice: 'tain'"),
         ("launch -- digits", "invalid choice: 'digits'"),
         ("launch -- launch -- train", "invalid choice: 'launch'"),
         ("launch -- train --steps 0", "--steps: must be an integer of at least 1"),
         ("launch -- train --bitz 8", "unrecognized arguments: --bitz 8"),
         ("launch -- train --devices 2", "--devices cannot be used under `launch`"),
-        ("launch --coordinator-address 192.0.2.1 -- train", "cannot listen at 192.0.2.1:0: "),
     ],
 )
 def test_errors_are_raised_before_any_process_starts(arguments: str, message: str) -> None:
@@ -71,21 +68,18 @@ def test_other_commands_take_no_dashes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "timeout", "message"),
+    ("settings", "message"),
     [
-        ({"JAX_COORDINATOR_ADDRESS": "a..b:1234"}, 1.0, "'a..b:1234' is not a coordinator addr"),
-        ({"JAX_NUM_PROCESSES": "9" * 5000}, 1.0, "must be an integer from 1 to 65536, got '999"),
-        ({"JAX_NUM_PROCESSES": "99999999999"}, 1.0, "must be an integer from 1 to 65536"),
-        ({}, 1e10, "seconds above 0 and at most 604800, a week, got '10000000000.0'"),
-        ({"JAX_PROCESS_ID": "2"}, 1.0, "numbered from 0 to 1: there is no process 2"),
+        ({"JAX_COORDINATOR_ADDRESS": "host"}, "must be HOST:PORT, got 'host'"),
+        ({"JAX_NUM_PROCESSES": "two"}, "must be an integer, got 'two'"),
     ],
 )
 def test_invalid_settings_of_a_process_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], timeout: float, message: str
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], message: str
 ) -> None:
     right = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
     for name, value in {**right, "JAX_PROCESS_ID": "1", **settings}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ExperimentError, match=re.escape(message)) as error:
-        cluster.initialize(timeout)
+        cluster.initialize(1.0)
     assert len(str(error.value)) < 300 and "\n" not in str(error.value)

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcomm.launch._address import Address
-from jaxcomm.launch._environment import Cluster, environment_of
-from jaxcomm.launch._memory import TUNABLES, memory_environment
+from jaxcomm.launch._environment import TUNABLES, environments_of, memory_environment
 
 PROGRAM = """
 import resource
@@ -62,6 +60,6 @@ def test_the_choice_of_the_user_and_other_devices_keep_theirs() -> None:
     assert not memory_environment(cpu | {"GLIBC_TUNABLES": ""})
     assert not memory_environment(cpu | {"MALLOC_ARENA_MAX": "2"})
     assert not memory_environment({"JAX_PLATFORMS": "cuda,cpu"})
-    cluster = Cluster(Address("127.0.0.1", 1), 2, 0, None)
-    assert environment_of(cluster, 1, "", cpu).items() >= memory_environment(cpu).items()
-    assert environment_of(cluster, 1, "", cpu | {TUNABLES: "x"})[TUNABLES] == "x"
+    (told,) = environments_of([0], 1, cpu)
+    assert told.items() >= memory_environment(cpu).items()
+    assert environments_of([0], 1, cpu | {TUNABLES: "x"})[0][TUNABLES] == "x"

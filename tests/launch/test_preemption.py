@@ -2,14 +2,13 @@
 
 import os
 import signal
-import threading
 
 import jax
 import pytest
 from jax.experimental import multihost_utils
 
 from jaxcomm.launch import LaunchError
-from jaxcomm.launch._preemption import _Preemption
+from jaxcomm.launch._join import _Preemption
 
 
 @pytest.fixture
@@ -54,18 +53,3 @@ def test_a_process_alone_notes_the_first_signal(monkeypatch: pytest.MonkeyPatch)
         assert seen == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_cannot_listen() -> None:
-    errors: list[LaunchError] = []
-
-    def ask() -> None:
-        try:
-            _Preemption().ask(0)
-        except LaunchError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join(10)
-    assert len(errors) == 1 and "must first be called in the main thread" in str(errors[0])

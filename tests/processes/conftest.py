@@ -1,9 +1,9 @@
 """One launch a cluster: every check is made of what its processes have left."""
 
 import functools
-import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jaxcomm.launch import parse
-from jaxcomm.launch._command_line import environments_of
-from jaxcomm.launch._processes import ProcessGroup
 from tests.compiled import UNKEPT
 from tests.processes.families import FAMILIES, WORKERS, Run, train
 
@@ -47,11 +44,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flags = os.environ.get("XLA_FLAGS", "").split()
     alike = " ".join(flag for flag in flags if "device_count" not in flag)
     given = {**os.environ, "XLA_FLAGS": alike, "PYTHONPATH": root, **UNKEPT}
-    environments = environments_of(parse([*shape, "--", "program"], "launch"), given)
-    said, complained = io.BytesIO(), io.BytesIO()
-    command = [sys.executable, "-m", "tests.processes.program", str(folder), *names]
-    outcome = ProcessGroup(said.write, complained.write).run(command, environments)
-    assert outcome.code == 0, (said.getvalue()[-2000:] + complained.getvalue()[-4000:]).decode()
+    command = [sys.executable, "-m", "jaxcomm.launch", *shape]
+    command += ["--", "-m", "tests.processes.program", str(folder), *names]
+    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],
         {name: np.load(folder / f"{name}.npy") for name in names},

@@ -104,7 +104,7 @@ class Launched:
         return self.stderr.read_text()
 
     def end_with_lines(self) -> list[str]:
-        """The lines of the launcher itself; JAX prints others when SIGTERM comes."""
+        """The lines of the launcher itself; JAX prints others."""
         own = "jaxcomm.launch: "
         return [line for line in self.end().splitlines() if line.startswith(own)]
 
@@ -132,13 +132,13 @@ def test_one_that_is_killed_ends_all(launched: Callable[..., Launched], process:
     run.until_steady(4)
     os.kill(run.pid(process), signal.SIGKILL)
     started = time.monotonic()
-    stderr = run.end()
+    lines = run.end_with_lines()
     assert time.monotonic() - started < 15
     assert run.popen.returncode == 128 + signal.SIGKILL
-    assert stderr == (
+    assert lines == [
         f"jaxcomm.launch: error: process {process} of 4 has ended with signal SIGKILL; the others "
-        f"were stopped; the newest checkpoint is {run.checkpoint()}.\n"
-    )
+        f"were stopped; the newest checkpoint is {run.checkpoint()}."
+    ]
 
 
 @pytest.mark.parametrize("process", [0, 2])
@@ -176,7 +176,7 @@ def test_all_save_the_same_step_before_they_end(launched: Callable[..., Launched
     stderr = run.end()
     assert run.popen.returncode == 128 + signal.SIGTERM, stderr
     saved = re.findall(r"saved (\d+)", run.said())
-    assert len(set(saved)) == 1 and len(saved) == (1 if to == "launcher" else 4)
+    assert len(set(saved)) == 1 and len(saved) == 4
     assert Path(run.checkpoint()).name == f"{int(saved[0]):06}"
     assert stderr.splitlines()[-1] == (
         "jaxcomm.launch: interrupted: SIGTERM has stopped all processes; the newest checkpoint is "
@@ -201,25 +201,3 @@ def test_all_start_again_from_the_newest_checkpoint(launched: Callable[..., Laun
         )
         assert said and f"from {int(Path(said[1]).name) + 1} 4 {start + 1}" in run.said()
     assert lines[2].startswith("jaxcomm.launch: interrupted: SIGTERM") and len(lines) == 3
-
-
-def test_fewer_go_on_and_more_join_later(launched: Callable[..., Launched], tmp_path: Path) -> None:
-    available = tmp_path / "available"
-    available.write_text("3")
-    options = ("--restarts", "1", "--min-processes", "2", "--available", str(available))
-    run = launched(3, *options, "--grace", "60", saves=True)
-    run.until_steady(3)
-    available.write_text("2")
-    os.kill(run.pid(2), signal.SIGKILL)
-    run.until_steady(5)
-    available.write_text("3")
-    run.until_steady(8)
-    run.popen.send_signal(signal.SIGTERM)
-    lines = run.end_with_lines()
-    assert "process 2 of 3 has ended with signal SIGKILL; 2 start again from" in lines[0]
-    assert "there is room for more than 2 processes; 3 start again from the checkpoint" in lines[1]
-    assert len(lines) == 3 and run.popen.returncode == 128 + signal.SIGTERM
-    starts = re.findall(r"\[0\] from (\d+) (\d) (\d)", run.said())
-    assert [start[1:] for start in starts] == [("3", "0"), ("2", "1"), ("3", "2")]
-    steps = [int(start[0]) for start in starts]
-    assert steps == sorted(steps) and steps[0] < steps[1] < steps[2]

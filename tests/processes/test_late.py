@@ -1,16 +1,13 @@
 """Four processes of which one is slowed: what stale and lazy updates save, and what they do not."""
 
-import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from jaxcomm.launch import parse
-from jaxcomm.launch._command_line import environments_of
-from jaxcomm.launch._processes import ProcessGroup
 from tests.compiled import UNKEPT
 from tests.processes.late_program import LATE, SIZE
 
@@ -24,14 +21,12 @@ Found = dict[str, dict[str, dict[str, float]]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """By process: who was slowed, the method, and its seconds and bytes per step."""
     folder = tmp_path_factory.mktemp("late")
-    shape = ["--processes", str(WORKERS), "--devices-per-process", "1", "--", "program"]
     given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **UNKEPT}
     given.pop("XLA_FLAGS", None)
-    command = [sys.executable, "-m", "tests.processes.late_program", str(folder)]
-    said, complained = io.BytesIO(), io.BytesIO()
-    group = ProcessGroup(said.write, complained.write)
-    outcome = group.run(command, environments_of(parse(shape, "launch"), given))
-    assert outcome.code == 0, (said.getvalue()[-2000:] + complained.getvalue()[-4000:]).decode()
+    command = [sys.executable, "-m", "jaxcomm.launch", "--processes", str(WORKERS)]
+    command += ["--", "-m", "tests.processes.late_program", str(folder)]
+    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     everything = [json.loads((folder / f"{i}.json").read_text()) for i in range(WORKERS)]
     print(json.dumps(everything[0], indent=1))
     return everything

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -90,7 +89,6 @@ def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
     told = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": "2",
-        "JAXCOMM_TOKEN": "a secret",
     }
     both = [start(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
     said = [process.communicate(timeout=SECONDS) for process in both]
@@ -106,31 +104,7 @@ def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 1 and time.monotonic() - started < 60
-    *trace, error, line = stderr.splitlines()
-    assert all(each.startswith("[1] ") for each in (*trace, error))
-    assert error == "[1] KeyError: 'mine'"
-    assert line == (
+    assert "[1] KeyError: 'mine'" in stderr
+    assert stderr.splitlines()[-1] == (
         "jaxcomm.launch: error: process 1 of 2 has ended with exit code 1; the others were stopped."
-    )
-
-
-@pytest.mark.slow
-def test_a_lost_process_is_not_mistaken_for_the_one_that_was_killed(tmp_path: Path) -> None:
-    code = f"""{JOIN}
-import os, signal, jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-sharding = NamedSharding(mesh, PartitionSpec("data"))
-x = jax.make_array_from_process_local_data(sharding, jnp.ones(1))
-for step in range(10**9):
-    if step == 5 and jax.process_index() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    jax.block_until_ready(jax.jit(jnp.sum)(x))
-"""
-    process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
-    _, stderr = process.communicate(timeout=SECONDS)
-    assert process.returncode == 128 + signal.SIGKILL, stderr
-    assert stderr == (
-        "jaxcomm.launch: error: process 1 of 2 has ended with signal SIGKILL; the others were "
-        "stopped.\n"
     )
