@@ -14,11 +14,12 @@ import sys
 from typing import Any
 
 from jaxcomm import _collectives, _units
-from jaxcomm.advise import _advice, _sizes
+from jaxcomm.advise import _advise
 from jaxcomm.compression._bits import MOST
 from jaxcomm.compression.quantizers import _dither
-from jaxcomm.perf import DEVICES, LINKS, _codec_time, _predict
-from jaxcomm.perf._recommended import RECOMMENDED
+from jaxcomm.perf import _predict
+from jaxcomm.perf._link import DEVICES, LINKS
+from jaxcomm.perf._recommended import recommended
 
 SOURCES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "answer"
 SCRIPTS = ("model.js", "inputs.js", "picture.js", "page.js")
@@ -28,17 +29,17 @@ MOST_WORKERS = 10**6
 DEFAULT_DEVICE = "a100"
 
 EXCHANGES = (
-    (r"jaxcomm\.mean\({axis}\)", "exact"),
-    (r'jaxcomm\.mean\({axis}, wire_dtype="bfloat16"\)', "rounded"),
-    (r"jaxcomm\.global_qsgd\({axis}\)", "summed"),
+    (r'jaxcomm\.mean\("data"\)', "exact"),
+    (r'jaxcomm\.mean\("data", wire_dtype="bfloat16"\)', "rounded"),
+    (r'jaxcomm\.global_qsgd\("data"\)', "summed"),
     (
         r"jaxcomm\.two_stage_mean\(jaxcomm\.compression\.blockwise\("
-        r"jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\), axis_name={axis}\)",
+        r'jaxcomm\.quantizers\.dither\(bits=(?P<bits>\d+)\), (?P<block>\d+)\), axis_name="data"\)',
         "blocks",
     ),
-    (r"jaxcomm\.top_k_sgd\({axis}, ratio=(?P<ratio>[\d.]+)\)", "largest"),
-    (r"jaxcomm\.ef_sign_sgd\({axis}\)", "signs"),
-    (r"jaxcomm\.power_sgd\({axis}, rank=(?P<rank>\d+)\)", "factors"),
+    (r'jaxcomm\.top_k_sgd\("data", ratio=(?P<ratio>[\d.]+)\)', "largest"),
+    (r'jaxcomm\.ef_sign_sgd\("data"\)', "signs"),
+    (r'jaxcomm\.power_sgd\("data", rank=(?P<rank>\d+)\)', "factors"),
 )
 """The line of a method with its parameters, and the function of `model.js` for its bytes."""
 
@@ -50,7 +51,7 @@ def exchange_of(line: str) -> tuple[str, dict[str, float]]:
       SystemExit: If there is none: a new method of `advise` needs one.
     """
     for pattern, name in EXCHANGES:
-        if found := re.fullmatch(pattern.replace("{axis}", r"\{axis\}"), line):
+        if found := re.fullmatch(pattern, line):
             return name, {key: json.loads(value) for key, value in found.groupdict().items()}
     raise SystemExit(f"docs/answer/model.js does not count the bytes of {line}.")
 
@@ -58,9 +59,9 @@ def exchange_of(line: str) -> tuple[str, dict[str, float]]:
 def numbers() -> dict[str, Any]:
     """Everything that the page needs of jaxcomm."""
     methods = []
-    for method in RECOMMENDED:
-        exchange, parameters = exchange_of(method.line)
-        each = {"line": method.line, "started": method.started}
+    for method in recommended("data", 1):
+        exchange, parameters = exchange_of(method.code)
+        each = {"line": method.code, "started": method.paste}
         each |= {"exchange": exchange, "parameters": parameters}
         methods.append(
             {**each, "steps": method.steps, "risk": method.risk, "overlaps": method.overlaps}
@@ -76,9 +77,9 @@ def numbers() -> dict[str, Any]:
             }
             for name, link in LINKS.items()
         },
-        "layers": _sizes.LAYERS,
-        "most_params": _sizes.MOST,
-        "most_of_leaf": _sizes._MOST_OF_LEAF,
+        "layers": _advise.LAYERS,
+        "most_params": _advise.MOST,
+        "most_of_leaf": _advise.MOST_OF_LEAF,
         "most_of_codec": MOST,
         "most_workers": MOST_WORKERS,
         "bucket_bytes": _units.BUCKET_BYTES,
@@ -87,10 +88,10 @@ def numbers() -> dict[str, Any]:
         "levels": _dither.DEFAULT_LEVELS,
         "widths": _dither.WIDTHS,
         "state_bytes": STATE_BYTES,
-        "efficiency": _codec_time.EFFICIENCY,
+        "efficiency": _predict.EFFICIENCY,
         "backward": _predict.BACKWARD,
         "last_bucket_bytes": _predict.BUCKET_BYTES,
-        "near": _advice.NEAR,
+        "near": _advise.NEAR,
     }
 
 

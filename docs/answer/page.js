@@ -9,7 +9,6 @@
   const FIELDS = ["params", "dtype", "workers", "bandwidth", "latency", "step", "sharded", "shards", "device"];
   const ITEMSIZE = { float32: 4, bfloat16: 2 };
 
-  const code = (line) => line.replaceAll("{axis}", '"data"');
   const fixed = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
   function filled(element, ...children) {
@@ -48,7 +47,7 @@
   // The line to paste: in `shard_local` if another axis shards the parameters.
   function lineOf(row, sharded) {
     const plain = row.exchange === "exact"; // Its all-reduce of a leaf leaves shards in place.
-    const tx = sharded && !plain ? `jaxcomm.shard_local(${code(row.started)}, param_specs)` : code(row.started);
+    const tx = sharded && !plain ? `jaxcomm.shard_local(${row.started}, param_specs)` : row.started;
     return `tx = optax.chain(${tx}, optimizer)`;
   }
 
@@ -69,7 +68,7 @@
   function rowOf(row, best) {
     const line = made("tr", "", row === best ? { class: "best", "aria-current": "true" } : {});
     const method = made("th", "", { scope: "row" });
-    method.append(made("code", code(row.line)), made("span", row === best ? " recommended" : "", { class: "mark" }));
+    method.append(made("code", row.line), made("span", row === best ? " recommended" : "", { class: "mark" }));
     line.append(
       method,
       made("td", fixed(1e3 * row.seconds, 1)),
@@ -89,7 +88,7 @@
       `A step of ${milliseconds(row.own)}${overlap}: ${milliseconds(row.step)} compute, ` +
       `${milliseconds(row.encode)} encode, ${milliseconds(row.network)} link, ${milliseconds(row.decode)} decode`;
     const item = made("li"), head = made("p");
-    head.append(made("code", code(row.line)), made("span", ` ${milliseconds(row.own)}${overlap}`));
+    head.append(made("code", row.line), made("span", ` ${milliseconds(row.own)}${overlap}`));
     item.append(head, Picture.draw(row, longest, description));
     return item;
   }
@@ -103,7 +102,7 @@
     byId("levels").textContent = levelsOf(levels);
     filled(byId("rows"), ...rows.map((row) => rowOf(row, recommended)));
     filled(byId("timelines"), ...rows.map((row) => timelineOf(row, longest)));
-    filled(byId("omitted"), ...omitted.map(({ line, reason }) => made("li", `Omitted: ${code(line)}: ${reason}.`)));
+    filled(byId("omitted"), ...omitted.map(({ line, reason }) => made("li", `Omitted: ${line}: ${reason}.`)));
   }
 
   function update() {

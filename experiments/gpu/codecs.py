@@ -11,8 +11,8 @@ import optax
 
 from experiments.gpu import models
 from jaxcomm import perf
-from jaxcomm.perf._codec_times import codec_seconds
-from jaxcomm.perf._recommended import transformations
+from jaxcomm.perf._calibrate import codec_seconds
+from jaxcomm.perf._recommended import recommended
 from pallas_kernels.benchmark.candidates import Session
 from pallas_kernels.benchmark.parts import Result, Task, child
 from pallas_kernels.benchmark.record import Record
@@ -46,7 +46,7 @@ def _timed(
 
 def tasks(session: Session, options: Mapping[str, Any], record: Record) -> Iterator[Task]:
     """A task for each of the methods that `advise` compares, and each model."""
-    methods = transformations(AXIS, WORKERS)
+    methods = {method.code: method.tx for method in recommended(AXIS, WORKERS)}
     for model in models.gradients(session.rehearse):  # The first one is what is calibrated.
         for method in sorted(methods, key=_place):
             run = functools.partial(_timed, model, method, methods[method], session)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxcomm
 from experiments.gpu import models
-from jaxcomm.perf._codec_times import _prepared
+from jaxcomm.perf._calibrate import prepared
 from pallas_kernels.benchmark import torch_equivalents
 from pallas_kernels.benchmark.candidates import Session
 from pallas_kernels.benchmark.parts import Result, Task, child
@@ -29,7 +29,7 @@ def _of_jax(shapes: models.Shapes, rank: int) -> Candidate:
     mesh = Mesh(np.array(jax.devices()[:1]), (AXIS,), axis_types=(AxisType.Auto,))
     updates: Any = jax.device_put(models.drawn(shapes), jax.devices()[0])
     return Candidate(
-        _prepared(jaxcomm.power_sgd(AXIS, rank=rank), mesh, updates), jax.block_until_ready
+        prepared(jaxcomm.power_sgd(AXIS, rank=rank), mesh, updates), jax.block_until_ready
     )
 
 

@@ -17,6 +17,7 @@ from experiments.study.store import read, read_settings
 from experiments.study.tidy import Row, of_kind
 from jaxcomm import advise, perf
 from jaxcomm.perf import Calibration, Link
+from jaxcomm.perf._predict import overlapped_seconds
 
 GOODPUT = 1448 / 1514
 """Of the nominal rate: the payload of a TCP segment in an Ethernet frame of 1500 bytes."""
@@ -140,7 +141,7 @@ def predicted_lines(measured: Measured) -> list[Line]:
             else:  # DDP sends buckets during the backward pass.
                 network = measured.sent[method] / (link.bytes_per_second / GOODPUT)
                 is_ddp = method.startswith("ddp")
-                overlapped = perf.overlapped_seconds(compute, codec, network, size)
+                overlapped = overlapped_seconds(compute, codec, network, size)
                 seconds = overlapped if is_ddp else compute + codec + network
             took = measured.milliseconds[name, method]
             lines.append(Line(name, method, took, 1e3 * seconds, not method.startswith("ddp")))
@@ -158,11 +159,8 @@ def _advised(measured: Measured, link: Link) -> tuple[str, dict[str, float]]:
     count = sum(each.size for each in shapes.values())
     known = {label: code for label, code in CODES.items() if (UNSHAPED, label) in
              measured.milliseconds}  # fmt: skip
-    names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "ppermute")
-    calibration = Calibration(
-        {"data": dict.fromkeys(names, link)},
-        {code: measured.codec(label) / count for label, code in known.items()},
-    )
+    codecs = {code: measured.codec(label) / count for label, code in known.items()}
+    calibration = Calibration({}, codecs).with_link(link)
     found = advise(
         shapes, measured.settings["workers"], link=calibration, step_seconds=measured.compute
     )

@@ -4,76 +4,49 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from jaxcomm.advise import advise
-from jaxcomm.advise._sizes import LAYERS
-from jaxcomm.perf import DEVICES, LINKS, read_calibration
-
-WRONG_INPUT = 2
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+from jaxcomm.advise._advise import LAYERS
+from jaxcomm.perf import read_calibration
+from jaxcomm.perf._link import DEVICES, LINKS
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def main(arguments: Sequence[str]) -> None:
+    """Prints the advice; exits with code 2 and a line about the first error."""
+    parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.advise",
         description="Recommends a method for a number of workers and a link, or not to compress.",
+        usage=argparse.SUPPRESS,  # An error is one line.
+        argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--params",
-        required=True,
-        help=f"number of parameters, such as 125M; taken as {LAYERS} or more square matrices",
-    )
-    parser.add_argument("--workers", required=True, type=int, help="number of workers")
-    parser.add_argument("--link", help=f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}")
-    parser.add_argument(
-        "--calibration",
-        help="a file of `perf.Calibration.save`, for codecs, and for the link without --link",
-    )
-    parser.add_argument(
-        "--step", required=True, help="a step that does not communicate, such as 0.3 or 300ms"
-    )
-    parser.add_argument("--axis", default="data", help="mesh axis of the workers (default: data)")
-    parser.add_argument(
-        "--device",
-        default="a100",
-        help=f"device whose memory limits codecs: {', '.join(DEVICES)} (default: a100)",
-    )
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Prints the advice, or an error in one line; returns the exit code."""
+    for option, name, text in (
+        ("--params", "params", f"such as 125M; taken as {LAYERS} or more square matrices"),
+        ("--workers", "workers", "number of workers"),
+        ("--step", "step_seconds", "a step that does not communicate, such as 0.3 or 300ms"),
+        ("--link", "link", f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}"),
+        ("--calibration", "calibration", "a file of `perf.Calibration.save`, for codecs and link"),
+        ("--axis", "axis_name", "mesh axis of the workers (default: data)"),
+        ("--device", "device", f"whose memory limits codecs: {', '.join(DEVICES)} (default: a100)"),
+    ):
+        kind = int if name == "workers" else str
+        required = name in ("params", "workers", "step_seconds")
+        parser.add_argument(option, dest=name, type=kind, required=required, help=text)
+    given = vars(parser.parse_args(arguments))
+    file = given.pop("calibration", None)
     try:
-        given = _parser().parse_args(arguments)
-        if given.link is None and given.calibration is None:
+        if file is not None:
+            measured = read_calibration(file)
+            axis = given.get("axis_name", "data")
+            given["link"] = measured.with_link(given["link"], axis) if "link" in given else measured
+        elif "link" not in given:
             raise ValueError("give --link, --calibration, or both.")
-        link = given.link
-        if given.calibration is not None:
-            link = read_calibration(given.calibration)
-            link = link.with_link(given.link, given.axis) if given.link else link
-        found = advise(
-            given.params,
-            given.workers,
-            link=link,
-            step_seconds=given.step,
-            axis_name=given.axis,
-            device=given.device,
-        )
+        found = advise(**given)
     except (OSError, ValueError) as error:
-        print("advise: error:", " ".join(str(error).split()), file=sys.stderr)
-        return WRONG_INPUT
+        parser.error(" ".join(str(error).split()))
     print(found)
-    return 0
 
 
 if __name__ == "__main__":
     gc.disable()  # A tenth of the time of a process that is soon over.
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

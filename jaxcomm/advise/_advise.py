@@ -1,39 +1,131 @@
 """Ranks the recommended methods for a model, a number of workers and a link."""
 
-import functools
-import time
+import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxcomm._contract import PyTree
-from jaxcomm._gradients import LossFn
-from jaxcomm.advise._advice import Advice, Row
-from jaxcomm.advise._sizes import parse_count, shapes_of_count
+from jaxcomm._workers import worker_axes
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field, most_levels
-from jaxcomm.perf import Calibration, Device, predict
-from jaxcomm.perf._link import to_link, to_seconds
-from jaxcomm.perf._network import LinkLike, links_of
-from jaxcomm.perf._predict import BACKWARD
-from jaxcomm.perf._presets import LINKS, to_device
-from jaxcomm.perf._recommended import RECOMMENDED, Method
-from jaxcomm.perf._require import require_workers
-from jaxcomm.perf._traced import Traced, count_of_tree, shapes_of, traced
+from jaxcomm.perf import Calibration, Device, Prediction, predict
+from jaxcomm.perf._link import SECONDS, quantity, to_device, to_link
+from jaxcomm.perf._predict import BACKWARD, LinkLike, shapes_of, size_of
+from jaxcomm.perf._recommended import Method, error_of, recommended
 
-TIMED = 5
+NEAR = 1.05
+"""Within this factor of the best, the method that is assumed to need fewer steps wins."""
+
+LAYERS = 12
+MOST = 10**12
+MOST_OF_LEAF = 2**31 - 1
+"""The coordinates of a leaf that codecs support."""
+
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row(Method):
+    """A method of the table: its `code`, assumed `steps`, `risk`, and what to `paste`.
+
+    Attributes:
+      prediction: The predicted step.
+    """
+
+    prediction: Prediction
+
+    @property
+    def cost(self) -> float:
+        """The seconds of a step times the assumed factor on the steps."""
+        own = self.prediction.overlapped if self.overlaps else self.prediction.seconds
+        return math.inf if self.steps is None else own * self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What :func:`jaxcomm.advise` returns; print it.
+
+    Attributes:
+      rows: The methods, by seconds per step times the assumed factor on the number of steps.
+      assumptions: What the predictions assume, a line each.
+    """
+
+    rows: tuple[Row, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def recommended(self) -> Row:
+        """The row with the fewest assumed steps among those within 5 % of the first."""
+        near = [row for row in self.rows if row.cost <= NEAR * self.rows[0].cost]
+        return min(near, key=lambda row: (row.steps or math.inf, row.cost))
+
+    @property
+    def compress(self) -> bool:
+        """Whether the recommendation is neither exact nor rounds to 16 bits."""
+        return not self.recommended.overlaps
+
+    @property
+    def line(self) -> str:
+        """The line of code to paste."""
+        return f"tx = optax.chain({self.recommended.paste}, optimizer)"
+
+    @property
+    def verdict(self) -> str:
+        """Whether to compress, in a sentence."""
+        best = self.recommended
+        exact = next(row for row in self.rows if row.steps == 1)
+        if not self.compress:
+            return "Do not compress" + ("." if best is exact else " further than to 16 bits.")
+        gain = exact.cost / best.cost
+        return f"Compress: {gain:.2f} x as fast as the exact mean, with overlap and assumed steps."
+
+    def __str__(self) -> str:
+        best = self.recommended
+        cells = [["", "ms/step", "overlap", "MB sent", "MB state", "steps x", "risk", "method"]]
+        for row in self.rows:
+            seen = row.prediction
+            milliseconds = [1e3 * seen.seconds, 1e3 * seen.overlapped]
+            megabytes = [1e-6 * seen.bytes_per_worker, 1e-6 * seen.state_bytes]
+            numbers = [f"{number:,.1f}" for number in (*milliseconds, *megabytes)]
+            steps = "?" if row.steps is None else f"{row.steps:g}"
+            risk = row.risk.partition(":")[0]
+            cells.append(["->" if row is best else "", *numbers, steps, risk, row.code])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+        lines = [*(line.rstrip() for line in table), "", *self.assumptions]
+        lines += [f"Risk: {best.risk}.", f"Error: {best.prediction.error}."]
+        return "\n".join([*lines, self.verdict, self.line])
+
+
+def shapes_of_count(params: float | str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Square float32 matrices, and a vector of what is left, for a number such as 125M or 1.3B.
+
+    Raises:
+      ValueError: If it is no such number.
+    """
+    number = quantity(str(params).lower(), _FACTORS)
+    if not 1 <= number <= MOST:
+        raise ValueError(f"`params` must be a number such as 125M or 1.3B, got {str(params)!r}.")
+    count = round(number)
+    layers = max(LAYERS, math.ceil(count / MOST_OF_LEAF))
+    side = math.isqrt(count // layers)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"matrix_{i}": (side, side) for i in range(layers if side else 0)
+    }
+    if left := count - len(shapes) * side**2:
+        shapes["vector"] = (left,)
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
 
 def advise(
-    model: LossFn | PyTree | int | str,
+    params: PyTree | float | str,
     workers: int | Mesh,
     *,
     link: LinkLike,
-    step_seconds: float | str | None = None,
-    params: PyTree = None,
-    batch: PyTree = None,
+    step_seconds: float | str,
     axis_name: str = "data",
     device: Device | str = "a100",
 ) -> Advice:
@@ -45,17 +137,14 @@ def advise(
     by their time with overlap, all others by the sum of their parts. This favors not to compress.
 
     Args:
-      model: The parameters, arrays or `jax.ShapeDtypeStruct`; or their number, such as 125_000_000
-        or "125M", which is taken as 12 or more square matrices; or `loss_fn`, with `params=` and
-        `batch=`.
+      params: The parameters, arrays or `jax.ShapeDtypeStruct`; or their number, such as 125_000_000
+        or "125M", which is taken as 12 or more square matrices.
       workers: The number of workers, or the mesh that trains.
       link: A :class:`jaxcomm.perf.Link`, a bandwidth such as "10Gbit", a preset's name, or a
         :class:`jaxcomm.perf.Calibration`. If it has timed codecs, only these methods and the exact
         mean are compared.
-      step_seconds: The seconds of a step that does not communicate, such as 0.3 or "300ms". If it
-        is not given, `loss_fn` and its gradient are timed on one device.
-      params: The parameters, if `model` is a loss.
-      batch: One worker's batch, if `step_seconds` is to be measured.
+      step_seconds: The seconds of a step that does not communicate, such as 0.3 or "300ms":
+        measure it with one worker.
       axis_name: The axis of the workers.
       device: The device whose memory limits codecs that are not calibrated.
 
@@ -64,9 +153,8 @@ def advise(
       methods that are omitted, e.g. since a leaf is too large for a codec, and why.
 
     Raises:
-      ValueError: If `step_seconds` is not positive, or is missing and cannot be measured; if there
-        is no worker, or the mesh lacks the axis; if the link has no bandwidth; if a number of
-        parameters cannot be read.
+      ValueError: If `step_seconds` is not positive; if there is no worker; if the link has no
+        bandwidth; if a number of parameters cannot be read.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -76,124 +164,62 @@ def advise(
       >>> jaxcomm.advise("100M", 64, link="100Gbit", step_seconds="300ms").compress
       False
     """
-    tree = _parameters(model, params)
-    shapes = shapes_of(tree)
-    count = _count(workers, axis_name)
-    measured = step_seconds is None
-    if step_seconds is None:
-        step_seconds = _measured(model, tree, batch)
-    step_seconds = to_seconds(step_seconds, "step_seconds")
-    links_of(link)  # Raises for what is no link.
-    used = to_device(device)
-    timed = _timed(link, axis_name)
+    if isinstance(params, int | float | str):
+        params = shapes_of_count(params)
+    shapes = shapes_of(params)
+    count = workers.shape[axis_name] if isinstance(workers, Mesh) else workers
+    worker_axes(count, axis_name)  # Raises for what is no number of workers.
+    memory = to_device(device)
+    seconds = step_seconds
+    if isinstance(seconds, str):
+        seconds = quantity(seconds, {"": 1.0, **SECONDS})
+    if not 0 < seconds < math.inf:
+        rule = '`step_seconds` must be a duration above 0, such as 0.3 or "300ms"'
+        raise ValueError(f"{rule}, got {step_seconds!r}.")
+    methods = recommended(axis_name, count)
+    codecs = link.codecs if isinstance(link, Calibration) else {}
+    # Others would be of another device; the exact mean encodes nothing.
+    timed = [method for method in methods if method.code in codecs]
+    compared = [method for method in methods if not timed or method in timed or method.steps == 1]
+    coordinates = size_of(shapes)[0]
     rows, omitted = [], []
-    for method in timed or RECOMMENDED:
+    for method in compared:
         try:
-            rows.append(_row(method, shapes, count, axis_name, link, step_seconds, used))
+            prediction = predict(
+                method.tx,
+                shapes,
+                link=link,
+                compute_seconds=seconds,
+                workers=count,
+                axis_name=axis_name,
+                device=memory,
+                method=method.code if method in timed else None,
+                error=error_of(method.claims, coordinates, method.sharing),
+            )
         except ValueError as error:
             if method.steps == 1:  # The exact mean has no limits of its own.
                 raise
-            omitted.append(f"Omitted: {method.code(axis_name)}: {error}")
+            omitted.append(f"Omitted: {method.code}: {error}")
+        else:
+            rows.append(Row(**vars(method), prediction=prediction))
     field = choose_field(DEFAULT_LEVELS, None, count)
-    ranked = sorted(rows, key=lambda row: (row.cost, row.prediction.seconds))
+    codec = f"a quarter of the memory bandwidth of {memory.name} ({memory.source}), which "
+    codec += "`perf.calibrate` replaces"
+    if timed:
+        beside = " with the exact mean, which encodes nothing" * (len(compared) > len(timed))
+        codec = f"calibrated; {len(timed)} of {len(methods)} methods were timed and are compared"
+        codec += beside
     assumptions = (
-        f"{count_of_tree(shapes):,} parameters, {count} workers, "
-        f"{1e3 * step_seconds:.4g} ms of computation ({'measured' if measured else 'given'}); "
-        f"overlap: at most {BACKWARD:.0%} of it hide messages.",
+        f"{coordinates:,} parameters, {count} workers, {1e3 * seconds:.4g} ms of computation "
+        f"(given); overlap: at most {BACKWARD:.0%} of it hide messages.",
         f"Link: {_described(link)}.",
         f"Levels: global_qsgd has {field.levels} in {field.width} bits for each of {count} "
         f"workers; bits=8 has room for {most_levels(8, count) or 'none'}.",
-        f"Codecs: {_codecs(used, link, [method.code(axis_name) for method in timed])}.",
+        f"Codecs: {codec}.",
         *omitted,
     )
+    ranked = sorted(rows, key=lambda row: (row.cost, row.prediction.seconds))
     return Advice(tuple(ranked), assumptions)
-
-
-def _parameters(model: Any, params: PyTree) -> PyTree:
-    if isinstance(model, int | float | str) and not isinstance(model, bool):
-        return shapes_of_count(parse_count(str(model)))
-    if not callable(model):
-        return model
-    if params is None:
-        raise ValueError("`params` is required if the first argument is a loss.")
-    return params
-
-
-def _count(workers: int | Mesh, axis_name: str) -> int:
-    if not axis_name:
-        raise ValueError(f"`axis_name` must be the name of a mesh axis, got {axis_name!r}.")
-    if not isinstance(workers, Mesh):
-        require_workers(workers)
-        return workers
-    if axis_name not in workers.shape:
-        raise ValueError(
-            f"`axis_name`={axis_name!r} must be an axis of the mesh, which has "
-            f"{tuple(workers.axis_names)}."
-        )
-    return workers.shape[axis_name]
-
-
-def _measured(loss_fn: Any, params: PyTree, batch: PyTree) -> float:
-    """The median seconds of the loss and its gradient."""
-    if not callable(loss_fn) or batch is None:
-        raise ValueError(
-            "`step_seconds` is required: the seconds of a step that does not communicate. Or pass "
-            "a loss, `params=` and `batch=`, which are then timed."
-        )
-    run = jax.jit(jax.value_and_grad(loss_fn))
-    jax.block_until_ready(run(params, batch))
-    seconds = []
-    for _ in range(TIMED):
-        started = time.perf_counter()
-        jax.block_until_ready(run(params, batch))
-        seconds.append(time.perf_counter() - started)
-    return float(np.median(seconds))
-
-
-@functools.lru_cache(maxsize=256)  # Links and step times are often varied for one model.
-def _traced(
-    method: Method,
-    leaves: tuple[jax.ShapeDtypeStruct, ...],
-    structure: jax.tree_util.PyTreeDef,
-    workers: int,
-    axis_name: str,
-) -> Traced:
-    shapes = jax.tree.unflatten(structure, leaves)
-    return traced(method.build(axis_name), shapes, workers, axis_name)
-
-
-def _row(
-    method: Method,
-    shapes: PyTree,
-    workers: int,
-    axis_name: str,
-    link: LinkLike,
-    step_seconds: float,
-    device: Device,
-) -> Row:
-    code = method.code(axis_name)
-    leaves, structure = jax.tree.flatten(shapes)
-    found = _traced(method, tuple(leaves), structure, workers, axis_name)
-    known = isinstance(link, Calibration) and code in link.codecs
-    prediction = predict(
-        found.account,
-        shapes,
-        link=link,
-        compute_seconds=step_seconds,
-        device=device,
-        method=code if known else None,
-        state_bytes=found.state_bytes,
-        error=method.error(count_of_tree(shapes), workers),
-    )
-    return Row(
-        code,
-        method.paste(axis_name),
-        prediction,
-        found.state_bytes,
-        method.steps,
-        method.risk,
-        method.overlaps,
-    )
 
 
 def _described(link: LinkLike) -> str:
@@ -201,28 +227,5 @@ def _described(link: LinkLike) -> str:
         given = {str(one) for each in link.links.values() for one in each.values()}
         return given.pop() if len(given) == 1 else f"calibrated on {link.device}"
     if isinstance(link, Mapping):
-        return "; ".join(f"{axis}: {to_link(each, LINKS)}" for axis, each in link.items())
-    return str(to_link(link, LINKS))
-
-
-def _timed(link: LinkLike, axis_name: str) -> list[Method]:
-    """The methods whose codecs the calibration has timed: others would be of another device.
-
-    The exact mean is always there, since it encodes nothing, and all others are compared with it.
-    """
-    codecs = link.codecs if isinstance(link, Calibration) else {}
-    timed = [method for method in RECOMMENDED if method.code(axis_name) in codecs]
-    return [method for method in RECOMMENDED if method in timed or method.steps == 1] * bool(timed)
-
-
-def _codecs(device: Device, link: LinkLike, timed: list[str]) -> str:
-    if isinstance(link, Calibration) and timed:
-        count = sum(code in link.codecs for code in timed)
-        beside = "" if count == len(timed) else " with the exact mean, which encodes nothing"
-        return (
-            f"calibrated; {count} of {len(RECOMMENDED)} methods were timed and are compared{beside}"
-        )
-    return (
-        f"a quarter of the memory bandwidth of {device.name} ({device.source}), which "
-        "`perf.calibrate` replaces"
-    )
+        return "; ".join(f"{axis}: {to_link(each)}" for axis, each in link.items())
+    return str(to_link(link))

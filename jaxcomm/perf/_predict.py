@@ -1,28 +1,37 @@
-"""The predicted seconds of a step."""
+"""The predicted seconds of a step, from what its traced program sends."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
-import optax
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxcomm import wire
-from jaxcomm._contract import AxisName, Claims, Codec, PyTree
-from jaxcomm._require import require_transformation
-from jaxcomm.perf._calibration import Calibration
-from jaxcomm.perf._codec_time import roofline_seconds
-from jaxcomm.perf._error import UNKNOWN, ErrorModel, error_of
-from jaxcomm.perf._network import LinkLike, links_of, network_seconds
-from jaxcomm.perf._presets import Device, to_device
-from jaxcomm.perf._require import require_at_least, require_positive, require_workers
-from jaxcomm.perf._traced import bytes_of_tree, count_of_tree, shapes_of, traced
+from jaxcomm._contract import AxisName, Claims, PerWorker, PyTree
+from jaxcomm._gradients import local_value_and_grad
+from jaxcomm._require import require_arrays, require_transformation
+from jaxcomm._workers import init, worker_axes
+from jaxcomm.perf._link import Calibration, Device, Link, to_device
+from jaxcomm.perf._recommended import UNKNOWN, ErrorModel, error_of
+from jaxcomm.scheduling._times import require_number
+from jaxcomm.training import simulate
+from jaxcomm.wire import Account, Collective
 
 BACKWARD = 2 / 3
 """The part of the computation that is the backward pass, which has two products for each one."""
 
 BUCKET_BYTES = 25 * 2**20
 """The gradients that are left when the backward pass ends; the default bucket of PyTorch."""
+
+EFFICIENCY = 0.25
+"""The share of the memory's bandwidth that a codec is assumed to reach."""
+
+LinkLike: TypeAlias = Link | str | Calibration | Mapping[str, Link | str]
+"""One link for all axes, links by axis, or a calibration."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +45,7 @@ class Prediction:
       overlapped: The least seconds of the step if messages overlap with the backward pass.
       bytes_per_worker: The bytes that one worker sends.
       messages: The sequential messages of one worker.
+      state_bytes: The memory of a transformation's state on one worker; 0 for other programs.
       error: What the method's error is known to cost in steps.
     """
 
@@ -45,7 +55,8 @@ class Prediction:
     overlapped: float
     bytes_per_worker: float
     messages: int
-    error: ErrorModel = UNKNOWN
+    state_bytes: float
+    error: ErrorModel
 
     @property
     def seconds(self) -> float:
@@ -78,48 +89,151 @@ def overlapped_seconds(
       codec: The seconds of encoding and decoding.
       network: The seconds of all messages.
       gradient_bytes: The bytes of the gradients.
-
-    Returns:
-      The seconds of the step.
-
-    Raises:
-      ValueError: If a number is negative, or there are no bytes.
-
-    Example:
-      >>> from jaxcomm import perf
-      >>> perf.overlapped_seconds(0.3, 0.0, 0.1, gradient_bytes=100 * 2**20)
-      0.325
     """
-    require_at_least(0, compute, "compute")
-    require_at_least(0, codec, "codec")
-    require_at_least(0, network, "network")
-    require_positive(gradient_bytes, "gradient_bytes")
     last = min(1.0, BUCKET_BYTES / gradient_bytes)
     backward = BACKWARD * compute
     return compute - backward + max(backward, (1 - last) * network) + last * network + codec
 
 
+def size_of(tree: PyTree) -> tuple[int, float]:
+    """The coordinates and the bytes of one worker, of leaves that may be those of all workers."""
+    count = size = 0.0
+    for node in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, PerWorker)):
+        for leaf in jax.tree.leaves(node):
+            own = math.prod(leaf.shape[1:] if isinstance(node, PerWorker) else leaf.shape)
+            count, size = count + own, size + own * leaf.dtype.itemsize
+    return round(count), size
+
+
+def shapes_of(params: PyTree) -> PyTree:
+    """The shapes and dtypes of parameters.
+
+    Raises:
+      ValueError: If a leaf is not an array, or there is none.
+    """
+    require_arrays(params, "params")
+    if not jax.tree.leaves(params):
+        raise ValueError("`params` must have at least one array, got an empty tree.")
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
+
+
+def _loss(params: PyTree, batch: jax.Array) -> jax.Array:
+    """A loss that sends nothing by itself; the account would count equal gradients once."""
+    total = sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(params))
+    return total * jnp.mean(batch)
+
+
+@functools.lru_cache(maxsize=256)  # Links and step times are often varied for one model.
+def traced(
+    tx: Any, leaves: tuple[Any, ...], structure: Any, axes: tuple[tuple[str, int], ...]
+) -> tuple[Account, float]:
+    """What a step of `tx` sends on simulated workers, and the bytes of its state on one of them.
+
+    Raises:
+      ValueError: If `tx` is not a transformation, or does not fit the axes.
+    """
+    require_transformation(tx)
+    shapes, workers = jax.tree.unflatten(structure, leaves), dict(axes)
+    axis_name = tuple(workers)
+    state = jax.eval_shape(lambda params: init(tx, params, workers, axis_name=axis_name), shapes)
+    # `gradients=`, since the loss does not mark the layers of `wait_free`: they send as much.
+    gradients = local_value_and_grad(_loss, axis_name=axis_name)
+    step = simulate(
+        _loss, tx, workers, axis_name=axis_name, gradients=lambda _, *args: gradients(*args)
+    )
+    batch = jax.ShapeDtypeStruct((math.prod(workers.values()),), jnp.float32)
+    return wire.account(step, shapes, state, batch), size_of(state)[1]
+
+
+def _calibrated(link: LinkLike, axes: Iterable[str]) -> Calibration:
+    """Links by axis and collective; a single link is that of all axes."""
+    if isinstance(link, Calibration):
+        return link
+    measured = Calibration({}, {})
+    for axis, one in (link if isinstance(link, Mapping) else dict.fromkeys(axes, link)).items():
+        measured = measured.with_link(one, axis)
+    return measured
+
+
+def network_seconds(account: Account, link: LinkLike, share: float) -> float:
+    """The seconds of all messages, one after another, each on the slowest link of its axes.
+
+    Args:
+      account: What is sent.
+      link: A link, links by axis, or a calibration.
+      share: The fraction of the steps in which conditionals take their heaviest branch.
+
+    Raises:
+      ValueError: If a loop of unknown length sends, or an axis has no link.
+    """
+    if account.unbounded:
+        raise ValueError(
+            "A loop of unknown length sends in each iteration, so the time is unknown."
+        )
+    measured = _calibrated(link, {axis for c in account.collectives for axis in c.axes})
+
+    def parts(c: Collective) -> tuple[float, float]:
+        links = [measured.link(axis, c.primitive) for axis in c.axes]
+        each = [(c.messages * x.latency, c.bytes_per_worker / x.bytes_per_second) for x in links]
+        return max(each, key=sum)
+
+    def cost(collectives: list[Collective]) -> float:
+        sending = [(c.group, parts(c)) for c in collectives if c.workers > 1]
+        # Compilers combine the collectives of a group: one latency, all bytes.
+        waits = {group: wait for group, (wait, _) in sending}
+        return sum(waits.values()) + sum(seconds for _, (_, seconds) in sending)
+
+    heaviest = cost(account.heaviest(cost))
+    lightest = cost(account.heaviest(lambda collectives: -cost(collectives)))
+    return share * heaviest + (1 - share) * lightest
+
+
+def roofline_seconds(account: Account, gradients: float, state: float, device: Device) -> float:
+    r"""The seconds of a codec that is limited by memory, at a quarter of the bandwidth.
+
+    .. math:: \frac{2 G + 2 M + 2 P + R}{\text{bandwidth} / 4}
+
+    Gradients (G) and the codec's state (M) are read and written once, what is sent (P) is written
+    and read, and what is received (R, as many bytes as a
+    worker sends) is read. If as much is sent as the gradients have, nothing is
+    encoded, and the time is 0. Sorting and matrix products are not modeled: calibrate instead.
+
+    Args:
+      account: What is sent.
+      gradients: The bytes of the gradients.
+      state: The bytes of the codec's state.
+      device: The device with the memory.
+    """
+    sent = account.heaviest(lambda collectives: sum(c.bytes_per_worker for c in collectives))
+    payload = sum(c.times * math.prod(c.shape) * c.dtype.itemsize for c in sent)
+    if payload >= gradients:
+        return 0.0
+    received = sum(c.bytes_per_worker for c in sent)
+    moved = 2 * gradients + 2 * state + 2 * payload + received
+    return moved / (EFFICIENCY * device.memory_bytes_per_second)
+
+
 def predict(
     program: Any,
+    params: PyTree,
     *args: Any,
     link: LinkLike,
     compute_seconds: float,
-    workers: int | Mapping[str, int] | Mesh | None = None,
+    workers: int | Mapping[str, int] | Mesh = 0,
     axis_name: AxisName = "data",
     share: float = 1.0,
     device: Device | str = "a100",
     codec_seconds: float | None = None,
     method: str | None = None,
-    state_bytes: float | None = None,
     error: ErrorModel | Claims = UNKNOWN,
 ) -> Prediction:
     """Predicts the seconds of a step on a link.
 
     Args:
-      program: A step with its arguments, as for :func:`jaxcomm.wire.account`; or a transformation
-        with `params`; or an account with `params`. The first of `args` is always the parameters,
-        arrays or `jax.ShapeDtypeStruct`.
-      *args: The arguments of the program.
+      program: A step with its arguments, as for :func:`jaxcomm.wire.account`; or a transformation,
+        or an account, with the parameters only.
+      params: The parameters, arrays or `jax.ShapeDtypeStruct`.
+      *args: The other arguments of a step.
       link: A :class:`Link`, a bandwidth such as "10Gbit", a preset's name, a dict of them by mesh
         axis, or a :class:`Calibration`.
       compute_seconds: The seconds of a step that does not communicate.
@@ -132,8 +246,6 @@ def predict(
         times those of `method` in the calibration, or else those of moving gradients, state and
         payloads through memory at a quarter of the bandwidth of `device`.
       method: The name of the method in the calibration.
-      state_bytes: The bytes of the codec's state on one worker, for the roofline. By default those
-        of the transformation, or 0.
       error: The claims of the codec, such as `dither(bits=8).claims`, or an error model.
 
     Returns:
@@ -153,59 +265,34 @@ def predict(
       >>> round(seen.network_seconds, 4), round(seen.seconds, 4)
       (0.0567, 0.1567)
     """
-    require_positive(compute_seconds, "compute_seconds")
-    if not args:
-        raise ValueError("`predict` needs the parameters after the program, got none.")
-    params = shapes_of(args[0])
-    account, kept, count = _accounted(program, args, params, workers, axis_name)
-    gradient_bytes = bytes_of_tree(params)
-    network = network_seconds(account, links_of(link), share)
-    if codec_seconds is None and isinstance(link, Calibration) and method is not None:
-        if method not in link.codecs:
-            raise ValueError(
-                f"`method`={method!r} is not in the calibration, which has {sorted(link.codecs)}."
-            )
-        codec_seconds = share * link.codecs[method] * count_of_tree(params)
-    if codec_seconds is None:
-        codec_seconds = share * roofline_seconds(
-            account,
-            gradient_bytes,
-            kept if state_bytes is None else state_bytes,
-            to_device(device),
+    require_number(compute_seconds, "compute_seconds", strict=True)
+    shapes, state_bytes = shapes_of(params), 0.0
+    if isinstance(program, Account):
+        account = program
+    elif hasattr(program, "init"):
+        sizes = worker_axes(
+            dict(workers.shape) if isinstance(workers, Mesh) else workers, axis_name
         )
-    require_at_least(0, codec_seconds, "codec_seconds")
+        leaves, structure = jax.tree.flatten(shapes)
+        account, state_bytes = traced(program, tuple(leaves), structure, tuple(sizes.items()))
+    else:
+        account = wire.account(program, params, *args)
+    coordinates, gradient_bytes = size_of(shapes)
+    sent = account.amortized_bytes_per_worker(share)
+    network = network_seconds(account, link, share)
+    if codec_seconds is None and isinstance(link, Calibration) and method is not None:
+        codec_seconds = share * link.codecs[method] * coordinates
+    if codec_seconds is None:
+        moved = roofline_seconds(account, gradient_bytes, state_bytes, to_device(device))
+        codec_seconds = share * moved
+    require_number(codec_seconds, "codec_seconds")
     return Prediction(
         compute_seconds,
         codec_seconds,
         network,
         overlapped_seconds(compute_seconds, codec_seconds, network, gradient_bytes),
-        account.amortized_bytes_per_worker(share),
+        sent,
         account.messages,
-        error if isinstance(error, ErrorModel) else error_of(error, count_of_tree(params), count),
+        state_bytes,
+        error_of(error, coordinates, max((c.workers for c in account.collectives), default=1)),
     )
-
-
-def _accounted(
-    program: Any,
-    args: tuple[Any, ...],
-    params: PyTree,
-    workers: int | Mapping[str, int] | Mesh | None,
-    axis_name: AxisName,
-) -> tuple[wire.Account, float, int]:
-    """The account, the bytes of the state, and the workers of the largest collective."""
-    kept = 0.0
-    if isinstance(program, wire.Account):
-        account = program
-    elif isinstance(program, optax.GradientTransformation):
-        if workers is None:
-            raise ValueError("`workers` is required with a transformation: a number or a mesh.")
-        sizes = dict(workers.shape) if isinstance(workers, Mesh) else workers
-        if not isinstance(sizes, Mapping):
-            require_workers(sizes)
-        account, kept = traced(program, params, sizes, axis_name)
-    elif isinstance(program, Codec) or hasattr(program, "init") or not callable(program):
-        require_transformation(program, "program")  # Says what it is instead.
-        raise ValueError(f"`program` must be an optax transformation, got {program!r}.")
-    else:
-        account = wire.account(program, *args)
-    return account, kept, max((each.workers for each in account.collectives), default=1)

@@ -1,161 +1,188 @@
-"""The methods that `advise` compares and `calibrate` times, with their default options."""
+"""The methods that `advise` compares and `calibrate` times, and what theory says of their steps."""
 
+import dataclasses
+import functools
 import json
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import optax
 
 from jaxcomm import aggregation, methods
-from jaxcomm._contract import Claims, Codec
+from jaxcomm._contract import Claims
 from jaxcomm.compression import blockwise, low_rank
 from jaxcomm.compression.quantizers import dither, scaled_signs
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.perf._error import EXACT, UNKNOWN, ErrorModel, error_of
 
 BLOCK = 256
 _RECORDS = "records of 2026-11"
+_FEEDBACK = "medium: biased, with feedback: tune the rate"
+_ASSUMED = "the steps are an assumption"
+_LITTLE = 1e-3  # Of a contraction: a guarantee after more than 10^6 steps is no guarantee.
 
 
-class Method(NamedTuple):
-    """A method that can be recommended.
+class ErrorModel(NamedTuple):
+    r"""The error of one step and its known price.
 
     Attributes:
-      line: The code that makes it, with `{axis}` for the name of the axis.
-      build: `axis_name -> tx`, the same.
-      error: `(coordinates, workers) -> ErrorModel`.
+      kind: "exact", "unbiased", "biased" or "unknown".
+      value: :math:`\omega` of an unbiased codec, :math:`\delta` of a biased one; None if no bound
+        is known.
+      steps: The least and the largest factor on the number of steps that theory allows; None if
+        none is known.
+      source: What the factor is from, and what it leaves out.
+    """
+
+    kind: str
+    value: float | None
+    steps: tuple[float, float] | None
+    source: str
+
+    def __str__(self) -> str:
+        size, steps = "", "unknown"
+        if self.kind == "unbiased":
+            size = f", with a variance of at most {self.value:.3g} squared norms of the gradients"
+        elif self.kind == "biased":
+            sent = (
+                f"{self.value:.2g}" if self.value and self.value >= _LITTLE else "next to nothing"
+            )
+            size = (
+                f": in the worst case, a step sends {sent} of the squared norm of a gradient, and "
+                "feedback keeps the rest for later steps"
+            )
+        if self.steps is not None:
+            low, high = self.steps
+            steps = f"x {low:g}" + ("" if low == high else f" to {high:.3g}")
+        return f"{self.kind}{size}; steps: {steps} ({self.source})"
+
+
+EXACT = ErrorModel("exact", 0.0, (1.0, 1.0), "the mean is exact up to rounding")
+UNKNOWN = ErrorModel("unknown", None, None, "no claim is given: train with both and compare")
+
+
+def error_of(claims: Claims | ErrorModel, size: int, workers: int) -> ErrorModel:
+    r"""Returns the error model of a codec's claims.
+
+    An unbiased codec of variance :math:`\omega` multiplies the variance of stochastic gradients by
+    at most :math:`1 + \omega`, and with it the steps of SGD where noise dominates (Alistarh et al.
+    2017, theorem 3.2; the bound of Xin et al. 2023 is the same). A contraction with error feedback
+    has the leading term of SGD after of the order of :math:`1/\delta^2` steps (Karimireddy et al.
+    2019); no factor is known before that, or with Adam.
+
+    Args:
+      claims: The claims of the codec, or its error.
+      size: The coordinates that share statistics.
+      workers: The workers that share statistics.
+    """
+    if isinstance(claims, ErrorModel):
+        return claims
+    if claims.variance is not None:
+        omega = float(claims.variance(size, workers))
+        source = "bound of SGD where noise dominates; unknown with Adam"
+        return ErrorModel("unbiased", omega, (1.0, 1.0 + omega), source)
+    if claims.contraction is not None:
+        delta = float(claims.contraction(size, workers))
+        after = f"as SGD after of the order of {delta**-2:.1e} steps, unknown before"
+        return ErrorModel("biased", delta, None, after if delta > _LITTLE else "no useful bound")
+    return UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method that can be recommended, for an axis and a number of workers.
+
+    Attributes:
+      code: The code that makes it: what is predicted.
+      tx: What this code makes.
+      claims: Those of its codec, or the error.
       steps: The factor on the number of steps that the ranking assumes; None if the method has
         missed the loss of the exact mean, so that it is never recommended.
       risk: What is given up, and where `steps` is from.
       overlaps: Whether each bucket can be sent as soon as its gradients are there: the ranking
         then has the time with overlap, in favor of not compressing.
-      timed: `(axis_name, workers) -> tx` for the time of one worker among several, if the method
-        chooses its fields by the number of workers.
-      exact_steps: After how many exact steps it begins, in the trainings that `steps` is from.
+      sharing: The workers that share statistics.
+      begun: The code with the exact steps with which the records began, if they did.
     """
 
-    line: str
-    build: Callable[[str], optax.GradientTransformationExtraArgs]
-    error: Callable[[int, int], ErrorModel]
+    code: str
+    tx: optax.GradientTransformation
+    claims: Claims | ErrorModel
     steps: float | None
     risk: str
     overlaps: bool = False
-    timed: Callable[[str, int], optax.GradientTransformationExtraArgs] | None = None
-    exact_steps: int = 0
-
-    def code(self, axis_name: str) -> str:
-        """The line for an axis, without the exact steps: what is predicted."""
-        return _for_axis(self.line, axis_name)
+    sharing: int = 1
+    begun: str = ""
 
     @property
-    def started(self) -> str:
-        """The line with the exact steps, to train with."""
-        if not self.exact_steps:
-            return self.line
-        return f"jaxcomm.warmup([{RECOMMENDED[0].line}, {self.line}], every={self.exact_steps})"
-
-    def paste(self, axis_name: str) -> str:
-        """The same for an axis."""
-        return _for_axis(self.started, axis_name)
+    def paste(self) -> str:
+        """What to put before the optimizer in `optax.chain`."""
+        return self.begun or self.code
 
 
-def _for_axis(line: str, axis_name: str) -> str:
-    return line.replace("{axis}", json.dumps(axis_name, ensure_ascii=False))
-
-
-def _of(codec: Callable[[], Codec], shared: bool = False) -> Callable[[int, int], ErrorModel]:
-    """The error of a codec, whose statistics may be shared by all workers."""
-    return lambda size, workers: error_of(codec().claims, size, workers if shared else 1)
-
-
-def _field_of(axis_name: str, workers: int) -> optax.GradientTransformationExtraArgs:
-    """`global_qsgd` with the field that its default is for a number of workers."""
-    field = choose_field(DEFAULT_LEVELS, None, workers)
-    return methods.global_qsgd(axis_name, levels=DEFAULT_LEVELS, bits=field.width)
-
-
-def _twice(size: int, workers: int) -> ErrorModel:
-    """The error of two stages of an unbiased codec, where gradients are noise."""
-    once = blockwise(dither(bits=4), BLOCK).claims.variance
+def _twice(claims: Claims) -> Claims:
+    """Those of two stages of an unbiased codec, where gradients are noise."""
+    once = claims.variance
     assert once is not None
-    return error_of(
-        Claims(variance=lambda size, workers: (1 + once(size, workers)) ** 2 - 1), size, 1
+    return Claims(variance=lambda size, workers: (1 + once(size, workers)) ** 2 - 1)
+
+
+@functools.lru_cache(maxsize=256)
+def recommended(axis_name: str, workers: int) -> tuple[Method, ...]:
+    """The methods with their default options, as one of several workers runs them; exact first."""
+    axis = json.dumps(axis_name, ensure_ascii=False)
+    exact = f"jaxcomm.mean({axis})"
+    blocks = blockwise(dither(bits=4), BLOCK)
+    field = choose_field(DEFAULT_LEVELS, None, workers)
+
+    def power_sgd(rank: int, steps: float | None, risk: str) -> Method:
+        code = f"jaxcomm.power_sgd({axis}, rank={rank})"
+        claims = low_rank.power_iteration(rank=rank).claims
+        begun = f"jaxcomm.warmup([{exact}, {code}], every=2)"
+        tx = methods.power_sgd(axis_name, rank=rank)
+        return Method(code, tx, claims, steps, risk, begun=begun)
+
+    return (
+        Method(exact, aggregation.mean(axis_name), EXACT, 1.0, "none", overlaps=True),
+        Method(
+            f'jaxcomm.mean({axis}, wire_dtype="bfloat16")',
+            aggregation.mean(axis_name, wire_dtype="bfloat16"),
+            UNKNOWN._replace(source="rounds to nearest, float32 sums"),
+            1.05,
+            "small: rounds to 8 bits of mantissa",
+            overlaps=True,
+        ),
+        Method(
+            f"jaxcomm.global_qsgd({axis})",
+            methods.global_qsgd(axis_name, levels=DEFAULT_LEVELS, bits=field.width),
+            dither().claims,
+            1.2,
+            f"small: unbiased; {_RECORDS}: 0.97 [0.86, 1.10] of the loss with SGD, 1.17 with Adam",
+            sharing=workers,
+        ),
+        Method(
+            "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
+            f"jaxcomm.quantizers.dither(bits=4), {BLOCK}), axis_name={axis})",
+            aggregation.two_stage_mean(blocks, axis_name=axis_name),
+            _twice(blocks.claims),
+            1.2,
+            f"small: unbiased, 4 bits; {_ASSUMED}",
+        ),
+        Method(
+            f"jaxcomm.top_k_sgd({axis}, ratio=0.01)",
+            methods.top_k_sgd(axis_name, ratio=0.01),
+            top_k(ratio=0.01).claims,
+            1.5,
+            f"{_FEEDBACK}; {_ASSUMED}",
+        ),
+        Method(
+            f"jaxcomm.ef_sign_sgd({axis})",
+            methods.ef_sign_sgd(axis_name),
+            scaled_signs().claims,
+            1.5,
+            f"{_FEEDBACK}; {_ASSUMED}",
+        ),
+        power_sgd(
+            4, 1.5, f"{_FEEDBACK}; {_RECORDS}: 1.5 x the steps with Adam, after two exact steps"
+        ),
+        power_sgd(1, None, f"large: {_RECORDS}: missed the loss of the exact mean"),
     )
-
-
-RECOMMENDED: tuple[Method, ...] = (
-    Method(
-        "jaxcomm.mean({axis})",
-        lambda axis: aggregation.mean(axis),
-        lambda size, workers: EXACT,
-        1.0,
-        "none",
-        overlaps=True,
-    ),
-    Method(
-        'jaxcomm.mean({axis}, wire_dtype="bfloat16")',
-        lambda axis: aggregation.mean(axis, wire_dtype="bfloat16"),
-        lambda size, workers: UNKNOWN._replace(source="rounds to nearest, float32 sums"),
-        1.05,
-        "small: rounds to 8 bits of mantissa",
-        overlaps=True,
-    ),
-    Method(
-        "jaxcomm.global_qsgd({axis})",
-        lambda axis: methods.global_qsgd(axis),
-        _of(dither, shared=True),
-        1.2,
-        f"small: unbiased; {_RECORDS}: 0.97 [0.86, 1.10] of the loss with SGD, 1.17 with Adam",
-        timed=_field_of,
-    ),
-    Method(
-        "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
-        f"jaxcomm.quantizers.dither(bits=4), {BLOCK}), axis_name={{axis}})",
-        lambda axis: aggregation.two_stage_mean(blockwise(dither(bits=4), BLOCK), axis_name=axis),
-        _twice,
-        1.2,
-        "small: unbiased, 4 bits; the steps are an assumption",
-    ),
-    Method(
-        "jaxcomm.top_k_sgd({axis}, ratio=0.01)",
-        lambda axis: methods.top_k_sgd(axis, ratio=0.01),
-        _of(lambda: top_k(ratio=0.01)),
-        1.5,
-        "medium: biased, with feedback: tune the rate; the steps are an assumption",
-    ),
-    Method(
-        "jaxcomm.ef_sign_sgd({axis})",
-        lambda axis: methods.ef_sign_sgd(axis),
-        _of(scaled_signs),
-        1.5,
-        "medium: biased, with feedback: tune the rate; the steps are an assumption",
-    ),
-    Method(
-        "jaxcomm.power_sgd({axis}, rank=4)",
-        lambda axis: methods.power_sgd(axis, rank=4),
-        _of(lambda: low_rank.power_iteration(rank=4)),
-        1.5,
-        f"medium: biased, with feedback: tune the rate; {_RECORDS}: 1.5 x the steps with Adam, "
-        "after two exact steps",
-        exact_steps=2,
-    ),
-    Method(
-        "jaxcomm.power_sgd({axis}, rank=1)",
-        lambda axis: methods.power_sgd(axis, rank=1),
-        _of(lambda: low_rank.power_iteration(rank=1)),
-        None,
-        f"large: {_RECORDS}: missed the loss of the exact mean",
-        exact_steps=2,
-    ),
-)
-
-
-def transformations(axis_name: str, workers: int) -> Mapping[str, optax.GradientTransformation]:
-    """The recommended methods by their code, as one of `workers` workers runs them."""
-    return {
-        method.code(axis_name): method.timed(axis_name, workers)
-        if method.timed
-        else method.build(axis_name)
-        for method in RECOMMENDED
-    }

@@ -147,9 +147,8 @@ def estimated_times(
       >>> times.names, times.sizes
       (("['last']", "['first']"), (32.0, 256.0))
     """
-    rule = "a finite number of seconds above 0"
-    forward_total = require_number(forward_seconds, "forward_seconds", rule, 0.0, strict=True)
-    backward_total = require_number(backward_seconds, "backward_seconds", rule, 0.0, strict=True)
+    forward_total = require_number(forward_seconds, "forward_seconds", strict=True)
+    backward_total = require_number(backward_seconds, "backward_seconds", strict=True)
     found, backward = _completions(loss_fn, params, args, has_aux)
     done = np.concatenate([[0.0], np.cumsum(backward)])
     at = np.array([done[position + 1] for _, _, position in found])

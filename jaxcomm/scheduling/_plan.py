@@ -88,7 +88,7 @@ def require_plan(plan: object, times: LayerTimes) -> Plan:
                 f"`plan.parts[{group}]` must be an integer of at least 1, got {parts}."
             )
     for layer, size in enumerate(plan.sizes):
-        require_number(size, f"plan.sizes[{layer}]", "a finite number above 0", 0.0, strict=True)
+        require_number(size, f"plan.sizes[{layer}]", strict=True)
     return plan
 
 
@@ -165,9 +165,7 @@ def bucket_plan(times: LayerTimes, *, bucket_bytes: float = 25 * 2**20) -> Plan:
       <https://arxiv.org/abs/2006.15704>`_, 2020. Its first bucket is smaller; ours are equal.
     """
     require_times(times)
-    limit = require_number(
-        bucket_bytes, "bucket_bytes", "a finite number above 0", 0.0, strict=True
-    )
+    limit = require_number(bucket_bytes, "bucket_bytes", strict=True)
     starts, held = [0], 0.0
     for layer, size in enumerate(times.sizes):
         if held >= limit:

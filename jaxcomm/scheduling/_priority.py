@@ -72,8 +72,7 @@ def priority_plan(times: LayerTimes, link: AlphaBeta, *, part_bytes: float | Non
     require_times(times)
     require_link(link)
     if part_bytes is not None:
-        rule = "a finite number of bytes above 0"
-        return _cut(times, require_number(part_bytes, "part_bytes", rule, 0.0, strict=True))
+        return _cut(times, require_number(part_bytes, "part_bytes", strict=True))
     largest = max(times.sizes)
     plans = [_cut(times, largest / 2**k) for k in range(_MOST_PARTS.bit_length())]
     seconds = [timeline(times, link, plan).step_seconds for plan in plans]

@@ -91,9 +91,8 @@ def sparsified_plan(
     """
     require_times(times)
     require_link(link)
-    rule = "a finite number of at least 1"
-    most = require_number(max_compression, "max_compression", rule, 1.0, strict=False)
-    factor = require_number(expansion, "expansion", rule, 1.0, strict=False)
+    most = require_number(max_compression, "max_compression", 1.0)
+    factor = require_number(expansion, "expansion", 1.0)
     least = [min(size, factor * size / most) for size in times.sizes]
     sizes = _hidden_bytes(times, link, least)
     ratios = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -13,18 +14,20 @@ _Bytes = TypeVar("_Bytes", float, np.ndarray)
 _SECONDS = ("backward", "encode", "decode", "forward")
 
 
-def require_number(value: object, option: str, rule: str, least: float, *, strict: bool) -> float:
+def require_number(
+    value: object, option: str, least: float = 0.0, *, strict: bool = False
+) -> float:
     """Returns a finite number as a float.
 
     Raises:
       ValueError: If it is no finite number of at least `least`, or above it if `strict`.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise ValueError(f"`{option}` must be {rule}, got {value!r}.")
-    number = float(value)
-    if not math.isfinite(number) or number < least or (strict and number == least):
-        raise ValueError(f"`{option}` must be {rule}, got {value!r}.")
-    return number
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    most = sys.float_info.max  # `math.isfinite` raises for an int beyond floats.
+    if not (is_number and least <= value <= most) or (strict and value == least):  # type: ignore[operator]
+        bound = f"above {least:g}" if strict else f"of at least {least:g}"
+        raise ValueError(f"`{option}` must be a finite number {bound}, got {value!r}.")
+    return float(value)  # type: ignore[arg-type]
 
 
 class AlphaBeta(NamedTuple):
@@ -64,13 +67,9 @@ def require_link(link: object) -> AlphaBeta:
             "`link` must be a link, such as `scheduling.AlphaBeta(latency=1e-3, "
             f"bytes_per_second=1e9)`, got {link!r}."
         )
-    require_number(
-        link.latency, "link.latency", "a finite number of seconds, at least 0", 0.0, strict=False
-    )
+    require_number(link.latency, "link.latency")
     if link.bytes_per_second != math.inf:
-        require_number(
-            link.bytes_per_second, "link.bytes_per_second", "a number above 0", 0.0, strict=True
-        )
+        require_number(link.bytes_per_second, "link.bytes_per_second", strict=True)
     return link
 
 
@@ -154,9 +153,8 @@ class LayerTimes:
             found = tuple(getattr(self, field))
             if not found and field in _SECONDS[1:]:
                 found = (0.0,) * count
-            rule = "a finite number" + (" above 0" if field == "sizes" else ", at least 0")
             checked = tuple(
-                require_number(x, f"{field}[{i}]", rule, 0.0, strict=field == "sizes")
+                require_number(x, f"{field}[{i}]", strict=field == "sizes")
                 for i, x in enumerate(found)
             )
             object.__setattr__(self, field, checked)

@@ -19,9 +19,9 @@ import jaxcomm
 from jaxcomm import advise, perf
 from jaxcomm.advise import Advice
 from jaxcomm.advise.__main__ import main
-from jaxcomm.advise._sizes import parse_count, shapes_of_count
-from jaxcomm.perf._recommended import RECOMMENDED
-from jaxcomm.perf._traced import count_of_tree, traced
+from jaxcomm.advise._advise import shapes_of_count
+from jaxcomm.perf._predict import size_of, traced
+from jaxcomm.perf._recommended import error_of, recommended
 
 pytestmark = pytest.mark.xdist_group("advise")  # Traced methods are kept in one process.
 
@@ -39,15 +39,17 @@ def test_the_name_is_the_function_and_the_package() -> None:
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
+@pytest.mark.parametrize("number", range(8))
 @pytest.mark.parametrize("axis", ["data", "dcn"])
-def test_the_line_of_a_method_is_what_was_predicted_and_runs(method: Any, axis: str) -> None:
+def test_the_line_of_a_method_is_what_was_predicted_and_runs(number: int, axis: str) -> None:
+    method = recommended(axis, 4)[number]
     names: dict[str, Any] = {"jaxcomm": jaxcomm, "optax": optax, "optimizer": optax.sgd(0.1)}
-    exec(f"later = {method.code(axis)}", names)
-    exec(f"tx = optax.chain({method.paste(axis)}, optimizer)", names)
+    exec(f"later = {method.code}", names)
+    exec(f"tx = optax.chain({method.paste}, optimizer)", names)
     params = {"w": jnp.ones((8, 8)), "b": jnp.ones(3)}
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda: params))
     pasted, built = (
-        traced(tx, params, 4, axis).account for tx in (names["later"], method.build(axis))
+        traced(tx, tuple(leaves), structure, ((axis, 4),))[0] for tx in (names["later"], method.tx)
     )
     assert str(pasted) == str(built)
     step = jaxcomm.simulate(
@@ -90,7 +92,7 @@ def test_the_error_is_readable() -> None:
         "gradient, and feedback keeps the rest for later steps; steps: unknown (no useful bound).\n"
     ) in printed
     assert "unbiased, with a variance of at most 0.125 squared norms" in str(
-        perf.error_of(jaxcomm.quantizers.natural().claims, 1000, 8)
+        error_of(jaxcomm.quantizers.natural().claims, 1000, 8)
     )
 
 
@@ -128,11 +130,11 @@ def test_the_16_bit_baseline_can_be_enough() -> None:
 def test_rows_are_ranked_and_what_missed_the_loss_is_last() -> None:
     found = advise(PARAMS, 8, **OPTIONS)
     costs = [row.cost for row in found.rows]
-    assert costs == sorted(costs) and len(found.rows) == len(RECOMMENDED) == 8
+    assert costs == sorted(costs) and len(found.rows) == 8
     assert found.rows[-1].steps is None and "rank=1" in found.rows[-1].code
     assert found.recommended.cost <= 1.05 * costs[0]
     # The residual of PowerSGD has the size of the gradients.
-    memory = {row.code: row.state_bytes for row in found.rows}
+    memory = {row.code: row.prediction.state_bytes for row in found.rows}
     assert memory['jaxcomm.power_sgd("data", rank=4)'] > 64e6 > memory['jaxcomm.mean("data")']
 
 
@@ -162,9 +164,9 @@ def test_codecs_of_one_device_have_the_link_that_is_given(
     }
     assert found.assumptions[1] == plain.assumptions[1] != found.assumptions[2]
     measured.save(tmp_path / "codecs.json")
-    assert main([*COMMAND, "--calibration", str(tmp_path / "codecs.json")]) == 0
+    main([*COMMAND, "--calibration", str(tmp_path / "codecs.json")])
     assert "calibrated; 2 of 8 methods were timed" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no axis 'data'"):
+    with pytest.raises(ValueError, match="no all_reduce over the axis 'data'"):
         advise(PARAMS, 8, link=measured, step_seconds=0.1)
 
 
@@ -209,9 +211,10 @@ def test_how_often_compression_is_recommended(gigabits: int, count: int) -> None
 
 
 @pytest.mark.parametrize("axis", ['a"b', "a'b", "{axis}"])
-@pytest.mark.parametrize("method", RECOMMENDED, ids=lambda method: method.line)
-def test_a_line_has_any_axis(method: Any, axis: str) -> None:
-    call = ast.parse(method.code(axis), mode="eval").body
+@pytest.mark.parametrize("number", range(8))
+def test_a_line_has_any_axis(number: int, axis: str) -> None:
+    method = recommended(axis, 4)[number]
+    call = ast.parse(method.code, mode="eval").body
     assert isinstance(call, ast.Call)
     names = [each.value for each in call.keywords if each.arg == "axis_name"] or call.args
     assert ast.literal_eval(names[0]) == axis
@@ -220,44 +223,34 @@ def test_a_line_has_any_axis(method: Any, axis: str) -> None:
 @pytest.mark.parametrize("count", [10**9, 25 * 10**9, 10**12])
 def test_no_matrix_is_larger_than_a_codec_takes(count: int) -> None:
     shapes = shapes_of_count(count)
-    assert count_of_tree(shapes) == count
+    assert size_of(shapes)[0] == count
     assert all(math.prod(x.shape) < 2**31 for x in shapes.values())
 
 
 def test_a_mesh_has_the_workers() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     assert advise(PARAMS, mesh, **OPTIONS).rows == advise(PARAMS, 2, **OPTIONS).rows
-    with pytest.raises(ValueError, match=r"must be an axis of the mesh, which has \('data', 'mo"):
+    with pytest.raises(KeyError, match="dcn"):
         advise(PARAMS, mesh, axis_name="dcn", **OPTIONS)
-
-
-def test_a_loss_is_timed() -> None:
-    params = {"w": jnp.ones((64, 64))}
-    loss_fn = lambda p, x: jnp.mean((x @ p["w"]) ** 2)  # noqa: E731
-    found = advise(loss_fn, 4, link="1Gbit", params=params, batch=jnp.ones((8, 64)))
-    assert found.rows[0].prediction.compute_seconds > 0
-    assert "(measured)" in found.assumptions[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"step_seconds": 0}, "`step_seconds` must be a finite number above 0, got 0"),
-        ({"step_seconds": "soon"}, "`step_seconds` must be a duration, such as 0.3 or"),
-        ({"step_seconds": "0ms"}, "`step_seconds` must be a finite number above 0, got 0.0"),
-        ({"step_seconds": None}, "`step_seconds` is required"),
-        ({"model": 0}, "`params` must be a number such as 125M or 1.3B, got '0'"),
-        ({"model": "many"}, "`params` must be a number such as 125M or 1.3B, got 'many'"),
-        ({"workers": 0}, "`workers` must be an int of at least 1, got 0"),
-        ({"workers": "8"}, "`workers` must be an int of at least 1, got '8'"),
+        ({"step_seconds": 0}, "`step_seconds` must be a duration above 0, .*, got 0"),
+        ({"step_seconds": "soon"}, "`step_seconds` must be a duration above 0, .*, got 'soon'"),
+        ({"step_seconds": "0ms"}, "`step_seconds` must be a duration above 0, .*, got '0ms'"),
+        ({"params": 0}, "`params` must be a number such as 125M or 1.3B, got '0'"),
+        ({"params": "many"}, "`params` must be a number such as 125M or 1.3B, got 'many'"),
+        ({"workers": 0}, "number of workers must be an int of at least 1, got 0"),
+        ({"workers": "8"}, "number of workers must be an int of at least 1, got '8'"),
         ({"link": "soon"}, "Presets: "),
         ({"device": "abacus"}, "`device` must be"),
-        ({"model": {}}, "`params` must have at least one array"),
-        ({"model": lambda p, x: 0.0}, "`params` is required if the first argument is a loss"),
+        ({"params": {}}, "`params` must have at least one array"),
     ],
 )
 def test_mistakes_are_named(change: Any, message: str) -> None:
-    given = {"model": PARAMS, "workers": 8, **OPTIONS, **change}
+    given = {"params": PARAMS, "workers": 8, **OPTIONS, **change}
     with pytest.raises(ValueError, match=message):
         advise(**given)
 
@@ -266,7 +259,7 @@ def test_mistakes_are_named(change: Any, message: str) -> None:
     ("text", "count"), [("125M", 125_000_000), ("1.3b", 1_300_000_000), ("7", 7), ("35e3", 35_000)]
 )
 def test_a_number_of_parameters_is_read(text: str, count: int) -> None:
-    assert parse_count(text) == count == count_of_tree(shapes_of_count(count))
+    assert size_of(shapes_of_count(text))[0] == count
 
 
 COMMAND = ["--params", "2M", "--workers", "8", "--link", "200mbit", "--step", "0.1"]
@@ -280,7 +273,7 @@ def test_the_command_prints_the_table(
     codecs = {'jaxcomm.mean("data")': 1e-9, 'jaxcomm.ef_sign_sgd("data")': 1e-9}
     perf.Calibration(links, codecs, "a device").save(tmp_path / "a.json")
     given = [*COMMAND[:4], "--step", "100ms", "--calibration", str(tmp_path / "a.json")]
-    assert main(given) == 0
+    main(given)
     said = capsys.readouterr()
     assert said.err == "" and "calibrated on a device" in said.out
     assert said.out.splitlines()[-1] == 'tx = optax.chain(jaxcomm.mean("data"), optimizer)'
@@ -290,14 +283,12 @@ def test_the_command_prints_the_table(
     ("change", "message"),
     [
         (["--params", "many"], "`params` must be a number such as 125M or 1.3B, got 'many'"),
-        (["--workers", "0"], "`workers` must be an int of at least 1, got 0"),
+        (["--workers", "0"], "number of workers must be an int of at least 1, got 0"),
         (["--workers", "few"], "invalid int value: 'few'"),
         (["--link", "soon"], "Presets: "),
         (["--link", ""], "Presets: "),
-        (["--axis", ""], "`axis_name` must be the name of a mesh axis"),
-        (["--step", "-1"], "`step_seconds` must be a finite number above 0, got -1.0"),
-        (["--step", "soon"], "`step_seconds` must be a duration, such as 0.3 or"),
-        (["--step", "nan"], "`step_seconds` must be a finite number above 0, got nan"),
+        (["--step", "-1"], "`step_seconds` must be a duration above 0"),
+        (["--step", "nan"], "`step_seconds` must be a duration above 0"),
         (["--device", "abacus"], "`device` must be"),
         (["--calibration", "/nowhere"], "No such file or directory: '/nowhere'"),
         (["--bits", "8"], "unrecognized arguments: --bits 8"),
@@ -306,9 +297,10 @@ def test_the_command_prints_the_table(
 def test_mistakes_of_the_command_are_one_line(
     change: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*COMMAND, *change]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([*COMMAND, *change])
     said = capsys.readouterr().err
-    assert message in said and said.startswith("advise: error: ") and said.count("\n") == 1
+    assert message in said and "advise: error: " in said and said.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxcomm import perf
-from jaxcomm.perf._calibration import FORMAT, MOST_BYTES, PRIMITIVES
+from jaxcomm.perf._link import FORMAT, PRIMITIVES
 
 WHOLE = perf.Calibration(
     {"data": {name: perf.Link(1e9 + i, 1e-5 * i) for i, name in enumerate(PRIMITIVES)}, "one": {}},
@@ -37,11 +37,9 @@ def test_what_is_saved_is_read(tmp_path: pathlib.Path) -> None:
     assert "us per message" in str(read) and 'jaxcomm.mean("data")' in str(read)
 
 
-def test_a_newer_format_names_the_remedy(tmp_path: pathlib.Path) -> None:
+def test_another_format_is_refused(tmp_path: pathlib.Path) -> None:
     path = damaged(tmp_path / "a.json", lambda value: value.update(format=FORMAT + 1))
-    with pytest.raises(
-        ValueError, match=r"it has format 2, and this release reads format 1: install"
-    ):
+    with pytest.raises(ValueError, match=r"its format is not 1, which this release"):
         perf.read_calibration(path)
 
 
@@ -49,24 +47,20 @@ def test_a_newer_format_names_the_remedy(tmp_path: pathlib.Path) -> None:
     "change",
     [
         lambda v: v.pop("format"),
-        lambda v: v.update(format=True),
         lambda v: v.update(format="1"),
         lambda v: v.pop("links"),
         lambda v: v.update(links=[1]),
         lambda v: v.update(links={"data": 3}),
-        lambda v: v["links"]["data"].update(broadcast={"latency": 1, "bytes_per_second": 1}),
         lambda v: v["links"]["data"]["all_gather"].pop("latency"),
         lambda v: v["links"]["data"]["all_gather"].update(bytes_per_second=0),
         lambda v: v["links"]["data"]["all_gather"].update(latency="fast"),
         lambda v: v["links"]["data"]["all_gather"].update(latency=-1),
         lambda v: v.update(codecs={"mean": -1.0}),
         lambda v: v.update(codecs={"mean": None}),
-        lambda v: v.update(codecs=dict.fromkeys(map(str, range(2000)), 1.0)),
-        lambda v: v.update(device=3),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: pathlib.Path, change: Any) -> None:
-    with pytest.raises(ValueError, match=r"a\.json is (no calibration|damaged)"):
+    with pytest.raises(ValueError, match=r"a\.json is no calibration, or is damaged"):
         perf.read_calibration(damaged(tmp_path / "a.json", change))
 
 
@@ -74,10 +68,4 @@ def test_a_damaged_file_is_refused(tmp_path: pathlib.Path, change: Any) -> None:
 def test_what_is_no_calibration_is_refused(tmp_path: pathlib.Path, raw: bytes) -> None:
     (tmp_path / "a.json").write_bytes(raw)
     with pytest.raises(ValueError, match=r"a\.json is no calibration"):
-        perf.read_calibration(tmp_path / "a.json")
-
-
-def test_a_large_file_is_refused(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "a.json").write_bytes(b" " * (MOST_BYTES + 1))
-    with pytest.raises(ValueError, match="it has more than 1048576 bytes"):
         perf.read_calibration(tmp_path / "a.json")

@@ -31,7 +31,10 @@ def test_defaults() -> None:
         ({"sizes": [], "backward": []}, "`sizes` must have a number per layer"),
         ({"sizes": [0], "backward": [1]}, r"`sizes\[0\]` must be a finite number above 0, got 0"),
         ({"sizes": [1, -1], "backward": [1, 1]}, r"`sizes\[1\]`"),
-        ({"sizes": [1], "backward": [-1]}, r"`backward\[0\]` must be a finite number, at least 0"),
+        (
+            {"sizes": [1], "backward": [-1]},
+            r"`backward\[0\]` must be a finite number of at least 0",
+        ),
         ({"sizes": [1], "backward": [math.nan]}, r"`backward\[0\]`"),
         ({"sizes": [1], "backward": [math.inf]}, r"`backward\[0\]`"),
         ({"sizes": [1], "backward": [True]}, r"`backward\[0\]`"),
@@ -50,10 +53,10 @@ def test_wrong_layers(fields: dict, text: str) -> None:
 @pytest.mark.parametrize(
     ("link", "text"),
     [
-        (AlphaBeta(-1e-3, 1e9), "`link.latency` must be a finite number of seconds, at least 0"),
+        (AlphaBeta(-1e-3, 1e9), "`link.latency` must be a finite number of at least 0"),
         (AlphaBeta(math.nan, 1e9), "`link.latency`"),
         (AlphaBeta(math.inf, 1e9), "`link.latency`"),
-        (AlphaBeta(0, 0), "`link.bytes_per_second` must be a number above 0, got 0"),
+        (AlphaBeta(0, 0), "`link.bytes_per_second` must be a finite number above 0, got 0"),
         (AlphaBeta(0, -1), "`link.bytes_per_second`"),
         (AlphaBeta(0, math.nan), "`link.bytes_per_second`"),
         ((1e-3, 1e9), "`link` must be a link"),
