@@ -1,10 +1,11 @@
 """Checkpoints of a training run in a directory."""
 
+import importlib
 import json
 import operator
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -12,20 +13,18 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm.checkpoint import _resized
-from jaxcomm.checkpoint._checksum import checksums
-from jaxcomm.checkpoint._errors import CheckpointError, explained
-from jaxcomm.checkpoint._leaves import Leaf, named, on_all_processes, once, restored, stored
+from jaxcomm.checkpoint import _arrays, _resized
 from jaxcomm.checkpoint._manifest import (
+    CheckpointError,
     Entry,
     Manifest,
     entry_of,
-    other_workers,
-    require_same_leaves,
+    explained,
+    verified,
 )
-from jaxcomm.checkpoint._pack import pack
-from jaxcomm.checkpoint._store import Store
 from jaxcomm.launch._run_directory import report_checkpoint
+
+_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 class Restored(NamedTuple):
@@ -78,18 +77,23 @@ class Checkpoints:
         """
         if keep is not None and (isinstance(keep, bool) or operator.index(keep) < 1):
             raise ValueError(f"`keep` must be at least 1, or None to keep all, got {keep!r}.")
-        self._directory = Path(directory).absolute()
+        try:
+            self._orbax = importlib.import_module("jaxcomm.checkpoint._orbax")
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f'`jaxcomm.checkpoint` needs {error.name}: `pip install "jaxcomm[checkpoint]"`.'
+            ) from error
+        self._directory, self._keep = Path(directory).absolute(), keep
         self._saving: int | None = None
-        self._checked = False
-        if self._directory.exists() and not self._directory.is_dir():
-            raise CheckpointError(f"`directory`={self._directory} is a file. Choose another.")
         with explained(f"`directory`={self._directory} cannot be used", "Choose another."):
-            self._store = Store(self._directory, keep, self._complete)
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._writer = self._orbax.writer(self._complete)
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps of the complete checkpoints, oldest first."""
-        return tuple(self._store.steps())
+        names = [path.name for path in self._directory.iterdir() if path.is_dir()]
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
 
     def save(self, step: int, state: PyTree, position: Any = None) -> None:
         """Saves a checkpoint; returns once the arrays are copied, and writes in the background.
@@ -100,17 +104,14 @@ class Checkpoints:
           position: Where in the data to go on: anything that JSON can hold.
 
         Raises:
-          ValueError: If a leaf is not an array, `step` is not above the earlier ones, or JSON
-            cannot hold `position`.
+          ValueError: If a leaf is not an array, or `step` is not above the earlier ones.
+          TypeError: If JSON cannot hold `position`.
           CheckpointError: If the checkpoints in the directory are of another program, or this one
             or the one before cannot be written.
         """
-        leaves = named(state, "state")
-        try:
-            position = json.loads(json.dumps(position, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"`position` must be a value that JSON can hold: {error}.") from error
-        values = on_all_processes([*leaves.values()])
+        leaves = _arrays.named(state, "state")
+        json.dumps(position, allow_nan=False)
+        entries = {path: entry_of(x) for path, x in leaves.items()}
         self.wait()
         newest = max(self.steps, default=-1)
         if isinstance(step, bool) or operator.index(step) <= newest:
@@ -118,17 +119,20 @@ class Checkpoints:
                 f"`step` must be above {newest}, the newest checkpoint in {self._directory}, got "
                 f"{step!r}: restore it and go on from there, or choose another directory."
             )
-        entries_now = {path: entry_of(x) for path, x in leaves.items()}
-        self._require_own(newest, entries_now, _resized.by_worker(state))
-        arrays = [once(stored(x)) for x in values]
-        packed, offsets = pack(arrays)
-        sums = iter(checksums([x for x, n in zip(arrays, offsets, strict=True) if n is None]))
-        of_leaves = [next(sums) if offset is None else 0 for offset in offsets]
-        described = zip(leaves.values(), of_leaves, offsets, strict=True)
-        entries = dict(zip(leaves, (entry_of(*leaf) for leaf in described), strict=True))
+        if self._saving is None:
+            self._begin(newest, entries, state)
         self._saving = operator.index(step)
+        arrays = {path: _arrays.stored(x) for path, x in leaves.items()}
+        sums = _arrays.checksums(arrays)
+
+        def manifest() -> bytes:
+            leaves = {path: entries[path]._replace(checksum=x) for path, x in sums().items()}
+            return Manifest(position, leaves).signed()
+
         with self._explained_save():
-            self._store.save(Manifest(self._saving, position, entries), packed, arrays)
+            copies = _arrays.copies({path: x for path, x in arrays.items() if x.size})
+            args = self._orbax.Save(copies, manifest)
+            self._writer.save(self._directory / str(step), args=args)
 
     def restore(
         self,
@@ -158,14 +162,13 @@ class Checkpoints:
         """
         if (tx is None) != (workers is None):
             raise ValueError("To resize, `restore` needs both `tx` and `workers`.")
-        leaves = named(start, "start")
+        leaves = _arrays.named(start, "start")
         self.wait()
         step = self._step(step)
-        where = f"The checkpoint of step {step} in {self._directory}"
+        where = self._where(step)
         manifest = self._manifest(step)
         wanted = {path: entry_of(x) for path, x in leaves.items()}
-        require_same_leaves(manifest.leaves, wanted, where)
-        counts = other_workers(manifest.leaves, wanted, where, _resized.by_worker(start))
+        counts = _resized.other_workers(manifest.leaves, wanted, start, where)
         if counts and tx is None:
             old, new = counts
             raise CheckpointError(
@@ -173,10 +176,13 @@ class Checkpoints:
                 "to resize it, as `jaxcomm.resize_workers` does."
             )
         if counts is None:
-            placed = dict(zip(leaves, on_all_processes([*leaves.values()]), strict=True))
-            return Restored(step, self._read(manifest, placed, start), manifest.position)
-        hosted = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in leaves.items()}
-        state = self._read(manifest, hosted, start)
+            return Restored(step, self._read(step, manifest, leaves, start), manifest.position)
+        # In the memory of each process, since the old mesh does not exist.
+        hosted = {
+            path: jax.ShapeDtypeStruct(manifest.leaves[path].shape, x.dtype)
+            for path, x in leaves.items()
+        }
+        state = self._read(step, manifest, hosted, start)
         with explained(f"{where} cannot be resized", "Make a new state with `jaxcomm.init`."):
             state = _resized.resized(state, start, tx, workers, axis_name)
         return Restored(step, state, manifest.position)
@@ -188,24 +194,24 @@ class Checkpoints:
           CheckpointError: If it cannot be written. The earlier ones are as they were.
         """
         with self._explained_save():
-            self._store.wait()
+            self._writer.wait_until_finished()
+            if self._saving is not None and self._keep is not None and jax.process_index() == 0:
+                for step in self.steps[: -self._keep]:
+                    # Its name goes first, so what a crash leaves of it does not look complete.
+                    doomed = self._directory / f"{step}{_UNFINISHED}-removed"
+                    shutil.rmtree((self._directory / str(step)).rename(doomed))
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete, and ends the threads of the writer."""
         try:
             self.wait()
         finally:
-            self._store.close()
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _complete(self) -> None:
@@ -223,49 +229,55 @@ class Checkpoints:
         if step is None and steps:
             return steps[-1]
         if step not in steps:
-            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            found = f"; it has those of steps {[*steps]}" if steps else ""
-            raise FileNotFoundError(f"There is {what} in {self._directory}{found}.")
+            of_step = "" if step is None else f" of step {step}"
+            raise FileNotFoundError(
+                f"There is no checkpoint{of_step} in {self._directory}; it has steps {[*steps]}."
+            )
         return operator.index(step)
 
-    def _manifest(self, step: int) -> Manifest:
-        where = f"The checkpoint of step {step} in {self._directory}"
-        with explained(f"{where} cannot be read", self._others(step)):
-            return self._store.manifest(step, where)
+    def _where(self, step: int) -> str:
+        return f"The checkpoint of step {step} in {self._directory}"
 
     def _others(self, step: int) -> str:
         others = [other for other in self.steps if other != step]
         return f"Others that may be whole: {others}." if others else "There is no other."
 
-    def _require_own(
-        self, newest: int, entries: dict[str, Entry], by_worker: Collection[str]
-    ) -> None:
-        """Raises if the directory has checkpoints of another program, which `keep` would remove."""
-        if not self._checked and newest >= 0:
-            where = f"The checkpoint of step {newest} in {self._directory}"
-            saved = self._manifest(newest).leaves
-            require_same_leaves(saved, entries, where)
-            other_workers(saved, entries, where, by_worker)
-        self._checked = True
+    def _manifest(self, step: int) -> Manifest:
+        where = self._where(step)
+        with explained(f"{where} cannot be read", self._others(step)):
+            written = (self._directory / str(step) / self._orbax.MANIFEST).read_bytes()
+            return verified(written, where)
 
-    def _read(self, manifest: Manifest, like: Mapping[str, Leaf], start: PyTree) -> PyTree:
+    def _begin(self, newest: int, entries: Mapping[str, Entry], state: PyTree) -> None:
+        """Removes what a run that has crashed was writing.
+
+        Raises:
+          CheckpointError: If the directory has checkpoints of another program, which `keep` would
+            remove.
+        """
+        if newest >= 0:
+            saved = self._manifest(newest).leaves
+            _resized.other_workers(saved, entries, state, self._where(newest))
+        if jax.process_index() == 0:
+            for path in self._directory.iterdir():
+                if _UNFINISHED in path.name:
+                    shutil.rmtree(path)
+
+    def _read(
+        self, step: int, manifest: Manifest, like: Mapping[str, _arrays.Leaf], start: PyTree
+    ) -> PyTree:
         """The state, in the places of `like`; raises if it is not what was saved."""
-        where = f"The checkpoint of step {manifest.step} in {self._directory}"
-        order = {path: number for number, path in enumerate(manifest.leaves)}
-        with explained(f"{where} cannot be read", self._others(manifest.step)):
-            arrays, found = self._store.arrays(
-                manifest.step,
-                [*manifest.leaves.values()],
-                [like[path] for path in manifest.leaves],
-            )
-        others = [number for number in order.values() if number not in found]
-        sums = dict(zip(others, checksums([arrays[i] for i in others]), strict=True))
-        for path, entry in manifest.leaves.items():
-            of_leaf = (found | sums)[order[path]]
-            if of_leaf != (entry.checksum if order[path] in sums else entry.crc32):
+        where = self._where(step)
+        with explained(f"{where} cannot be read", self._others(step)):
+            full = {path: x for path, x in like.items() if x.size}
+            arrays = self._orbax.read(self._directory / str(step), full)
+            arrays |= {path: _arrays.empty(x) for path, x in like.items() if not x.size}
+            sums = _arrays.checksums(arrays)()
+            leaves = {path: _arrays.restored(arrays[path], x) for path, x in like.items()}
+        for path, leaf in leaves.items():
+            if entry_of(leaf, sums[path]) != manifest.leaves[path]:
                 raise CheckpointError(
                     f"{where} is damaged: the leaf `{path}` is not what was saved. "
-                    f"{self._others(manifest.step)}"
+                    f"{self._others(step)}"
                 )
-        leaves = [restored(arrays[order[path]], leaf) for path, leaf in like.items()]
-        return jax.tree.unflatten(jax.tree.structure(start), leaves)
+        return jax.tree.unflatten(jax.tree.structure(start), leaves.values())

@@ -1,17 +1,45 @@
-"""What a checkpoint says of itself: its format; path, shape, dtype and checksum of each leaf."""
+"""What a checkpoint says of itself: path, shape, dtype and checksum of each leaf; its errors."""
 
-import math
+import contextlib
+import json
+import os
 import re
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jaxcomm.checkpoint._errors import CheckpointError
-from jaxcomm.checkpoint._leaves import Leaf
+from jaxcomm.checkpoint._arrays import Leaf
 
-FORMAT = 3
+FORMAT = 4
 """The only format that is written and read; those before it were never released."""
 
-_AXES = re.compile(r"\.per_worker\['([^']*)'\]|\['per_worker'\]\['([^']*)'\]")
+_SYSTEM = re.compile(r"os_error_code='(\d+)'")
+"""How tensorstore reports an error of the system, at the end of a long line."""
+
+_LONGEST = 300
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be saved, or cannot be restored into this program. One line."""
+
+
+@contextlib.contextmanager
+def explained(what: str, advice: str) -> Iterator[None]:
+    """Raises errors of the block as one line: what failed, why, and what to do.
+
+    Raises:
+      CheckpointError: If the block raises.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        text = str(error).strip()
+        reason = (text.partition("\n")[0] or type(error).__name__)[:_LONGEST].rstrip(".")
+        if found := _SYSTEM.search(text):
+            reason = os.strerror(int(found[1]))
+        raise CheckpointError(f"{what}: {reason}. {advice}") from error
 
 
 class Entry(NamedTuple):
@@ -19,125 +47,49 @@ class Entry(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    checksum: int  # That of `_checksum.py`, if there is no `crc32`.
-    offset: int | None = None  # Where it begins in the pack, in bytes; None: an array of its own.
-    crc32: int | None = None  # Of its bytes in the pack.
+    checksum: int = 0  # 0 also if it has no values.
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
 
-class Manifest(NamedTuple):
-    """A checkpoint's description of itself; arrays are numbered in the order of `leaves`."""
+def entry_of(leaf: Leaf, checksum: int = 0) -> Entry:
+    """The description of a leaf."""
+    return Entry(tuple(leaf.shape), str(leaf.dtype), checksum)
 
-    step: int
+
+class Manifest(NamedTuple):
+    """A checkpoint's description of itself."""
+
     position: Any
     leaves: dict[str, Entry]
 
-
-def entry_of(leaf: Leaf, checksum: int = 0, offset: int | None = None) -> Entry:
-    """The description of a leaf; `save` adds the CRC-32 of a packed one."""
-    return Entry(tuple(leaf.shape), str(leaf.dtype), checksum, offset)
-
-
-def to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON."""
-    leaves = [{"path": path, **entry._asdict()} for path, entry in manifest.leaves.items()]
-    return {
-        "format": FORMAT,
-        "step": manifest.step,
-        "position": manifest.position,
-        "leaves": leaves,
-    }
+    def signed(self) -> bytes:
+        """A line of JSON, and the CRC-32 of that line."""
+        leaves = {path: entry._asdict() for path, entry in self.leaves.items()}
+        value = {"format": FORMAT, "position": self.position, "leaves": leaves}
+        line = json.dumps(value).encode()
+        return line + b"\n%d\n" % zlib.crc32(line)
 
 
-def from_json(value: Any, where: str) -> Manifest:
-    """Reads a manifest.
+def verified(written: bytes, where: str) -> Manifest:
+    """The inverse of `Manifest.signed`.
 
     Raises:
-      CheckpointError: If it is of another format, or is not a manifest.
+      ValueError: If it is not what was written.
+      CheckpointError: If it is of another format.
     """
-    number = value.get("format") if isinstance(value, dict) else None
-    if not isinstance(number, int):
-        raise CheckpointError(f"{where} is not a checkpoint of jaxcomm: it has no format.")
-    if number != FORMAT:
+    line, _, crc32 = written.partition(b"\n")
+    if crc32 != b"%d\n" % zlib.crc32(line):
+        raise ValueError("its manifest is damaged")
+    value = json.loads(line)
+    if value["format"] != FORMAT:
         raise CheckpointError(
-            f"{where} has format {number}, and this release reads format {FORMAT}: restore it with "
-            "the jaxcomm that saved it."
+            f"{where} has format {value['format']}, and this release reads format {FORMAT}: "
+            "restore it with the jaxcomm that saved it."
         )
-    try:
-        leaves = {
-            str(leaf["path"]): Entry(
-                tuple(int(n) for n in leaf["shape"]),
-                str(leaf["dtype"]),
-                int(leaf["checksum"]),
-                None if leaf["offset"] is None else int(leaf["offset"]),
-                None if leaf["crc32"] is None else int(leaf["crc32"]),
-            )
-            for leaf in value["leaves"]
-        }
-        return Manifest(int(value["step"]), value["position"], leaves)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{where} is damaged: its manifest lacks {error}.") from error
-
-
-def axes_of(path: str) -> str | None:
-    """The axes of workers over which a leaf differs, such as `"data"`; None if it does not."""
-    found = _AXES.search(path)
-    return (found[1] or found[2]) if found else None
-
-
-def require_same_leaves(saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str) -> None:
-    """Raises unless both have the same leaves, of the same dtypes.
-
-    Raises:
-      CheckpointError: If a leaf is missing in one of them, or has another dtype.
-    """
-    advice = "It is of another model, method or version: restore with the program that saved it."
-    for path in start:
-        if path not in saved:
-            raise CheckpointError(f"{where} lacks the leaf `{path}`. {advice}")
-    for path, entry in saved.items():
-        if path not in start:
-            raise CheckpointError(
-                f"{where} has the leaf `{path}`, which this program lacks. {advice}"
-            )
-        if entry.dtype != start[path].dtype:
-            raise CheckpointError(
-                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
-                f"{advice}"
-            )
-
-
-def other_workers(
-    saved: Mapping[str, Entry], start: Mapping[str, Entry], where: str, by_worker: Collection[str]
-) -> tuple[int, int] | None:
-    """The numbers of workers of the checkpoint and of `start`, or None if they are equal.
-
-    `by_worker` are the paths of other leaves with a row per worker, such as those of a clock.
-
-    Raises:
-      CheckpointError: If a leaf that is equal on all workers has another shape.
-    """
-
-    def has_rows(path: str) -> bool:
-        return axes_of(path) is not None or path in by_worker
-
-    different = None
-    for path, entry in saved.items():
-        old, new = entry.shape, start[path].shape
-        if has_rows(path) and old and new and old[0] != new[0]:
-            different = different or (old[0], new[0])
-    for path, entry in saved.items():
-        of_workers = different and has_rows(path)
-        if entry.shape != start[path].shape and not of_workers:
-            raise CheckpointError(
-                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
-                "It is of another model or method: restore with the program that saved it."
-            )
-    return different
-
-
-def size_of(entry: Entry) -> int:
-    """The number of values of a leaf."""
-    return math.prod(entry.shape)
+    leaves = {
+        path: Entry(tuple(leaf["shape"]), leaf["dtype"], leaf["checksum"])
+        for path, leaf in value["leaves"].items()
+    }
+    return Manifest(value["position"], leaves)

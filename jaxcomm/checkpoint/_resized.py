@@ -1,5 +1,7 @@
-"""A restored state for another number of workers."""
+"""Whether a checkpoint fits a state, and a restored state for another number of workers."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,16 +10,19 @@ import numpy as np
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._resize import place, resize_workers
 from jaxcomm._workers import consensus, replicate
+from jaxcomm.checkpoint._manifest import CheckpointError, Entry
 from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
 
 _BY_WORKER = Clock, Deal, StaleParams
+
+_PER_WORKER = re.compile(r"\.per_worker\['[^']*'\]|\['per_worker'\]\['[^']*'\]")
 
 
 def _is_by_worker(node: Any) -> bool:
     return isinstance(node, _BY_WORKER)
 
 
-def by_worker(state: PyTree) -> set[str]:
+def _by_worker(state: PyTree) -> set[str]:
     """The paths of leaves in nodes that have a row per worker, and a rule for other workers."""
     nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_by_worker)
     return {
@@ -28,6 +33,39 @@ def by_worker(state: PyTree) -> set[str]:
     }
 
 
+def other_workers(
+    saved: Mapping[str, Entry], start: Mapping[str, Entry], state: PyTree, where: str
+) -> tuple[int, int] | None:
+    """The numbers of workers of a checkpoint and of `state`, or None if they are equal.
+
+    `start` describes the leaves of `state`.
+
+    Raises:
+      CheckpointError: If a leaf is missing in one of them, has another dtype, or is equal on all
+        workers and has another shape.
+    """
+    advice = "It is of another model, method or version: restore with the program that saved it."
+    for path in [*start, *saved]:
+        if path not in saved:
+            raise CheckpointError(f"{where} lacks the leaf `{path}`. {advice}")
+        if path not in start:
+            raise CheckpointError(
+                f"{where} has the leaf `{path}`, which this program lacks. {advice}"
+            )
+    by_worker = _by_worker(state)
+    of_workers = [path for path in saved if path in by_worker or _PER_WORKER.search(path)]
+    rows = [(saved[path].shape[:1], start[path].shape[:1]) for path in of_workers]
+    others = [(*old, *new) for old, new in rows if old and new and old != new]
+    for path, entry in saved.items():
+        fits = entry.shape == start[path].shape or (others and path in of_workers)
+        if entry.dtype != start[path].dtype or not fits:
+            raise CheckpointError(
+                f"{where} has the leaf `{path}` as {entry}, and this program has {start[path]}. "
+                f"{advice}"
+            )
+    return (others[0][0], others[0][1]) if others else None
+
+
 def _stale(params: PyTree, workers: int) -> PyTree:
     """Each worker's parameters, `[workers, ...]`."""
     if isinstance(params, PerWorker):
@@ -36,13 +74,7 @@ def _stale(params: PyTree, workers: int) -> PyTree:
     return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (workers, *x.shape)), params)
 
 
-def resized(
-    state: PyTree,
-    start: PyTree,
-    tx: Any,
-    workers: Any,
-    axis_name: AxisName,
-) -> PyTree:
+def resized(state: PyTree, start: PyTree, tx: Any, workers: Any, axis_name: AxisName) -> PyTree:
     """The state for the workers of `start`.
 
     Parameters and optimizer state follow :func:`jaxcomm.resize_workers`. Of the rest, a

@@ -4,17 +4,14 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.checkpoint import CheckpointError, Checkpoints
-from jaxcomm.checkpoint._handler import MANIFEST, signed, verified
+from jaxcomm.checkpoint import CheckpointError, Checkpoints, _manifest
 from tests.checkpoint.damage import TX, start
 
 
@@ -88,12 +85,10 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
                 checkpoints.save(step, start())
         with pytest.raises(TypeError):
             checkpoints.save(7.5, start())  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"`position` must be a value that JSON can hold"):
+        with pytest.raises(TypeError, match="set is not JSON serializable"):
             checkpoints.save(9, start(), position={1j})
         with pytest.raises(ValueError, match=r"`state\['rate'\]` is of type float, but a checkpo"):
             checkpoints.save(9, {**start(), "rate": 0.1})
-        with pytest.raises(ValueError, match=r"array of <U1, but a checkpoint holds arrays of num"):
-            checkpoints.save(9, {**start(), "name": np.array(["x"])})
         with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* steps \[3, 5\]"):
             checkpoints.restore(start(), 4)
         with pytest.raises(ValueError, match="needs both `tx` and `workers`"):
@@ -107,30 +102,17 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
             Checkpoints(saved, keep=keep)
     file = saved / "file"
     file.write_text("")
-    with pytest.raises(CheckpointError, match=r"`directory`=.*file is a file"):
+    with pytest.raises(CheckpointError, match=r"`directory`=.*file cannot be used: .* File exists"):
         Checkpoints(file)
 
 
-def change_manifest(directory: pathlib.Path, **changes: Any) -> None:
-    path = directory / "5" / MANIFEST
-    path.write_bytes(signed({**verified(path.read_bytes()), **changes}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": 99}, "has format 99, and this release reads format 3: restore it with"),
-        ({"format": None}, "is not a checkpoint of jaxcomm: it has no format"),
-        ({"leaves": [{"path": "a"}]}, "is damaged: its manifest lacks 'shape'"),
-        ({"leaves": 3}, "is damaged: its manifest"),
-    ],
-)
-def test_manifests(saved: pathlib.Path, changes: dict[str, Any], message: str) -> None:
-    change_manifest(saved, **changes)
+def test_of_another_format(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_manifest, "FORMAT", 99)
     with Checkpoints(saved) as checkpoints:
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match="has format 4, and this release reads format 99"):
             checkpoints.restore(start())
-        assert checkpoints.restore(start(), 3).step == 3
+        with pytest.raises(CheckpointError, match="has format 4, and this release reads format 99"):
+            checkpoints.save(6, start())
 
 
 def test_a_directory_of_others(tmp_path: pathlib.Path) -> None:
@@ -146,11 +128,11 @@ def test_a_directory_of_others(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["one bit", "half", "missing"])
-def test_damaged_files(saved: pathlib.Path, how: str) -> None:
+def test_damaged_files(tmp_path: pathlib.Path, how: str) -> None:
     """In a process of its own: after an error, orbax leaves coroutines that warn at any time."""
     root = pathlib.Path(__file__).parents[2]
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.damage", str(saved), how],
+        [sys.executable, "-m", "tests.checkpoint.damage", str(tmp_path), how],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
@@ -158,10 +140,13 @@ def test_damaged_files(saved: pathlib.Path, how: str) -> None:
         timeout=240,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert int(ran.stdout) == 2  # Only the mark that orbax adds does not matter.
+    # Others are not read: orbax's own description, and what its processes wrote before a merge.
+    folders = {pathlib.Path(path).parent.name or path for path in ran.stdout.split()}
+    assert folders >= {"manifest.json", "manifest.ocdbt", "d"}
 
 
 def test_without_orbax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    monkeypatch.delitem(sys.modules, "jaxcomm.checkpoint._orbax", raising=False)
     with pytest.raises(ImportError, match=r'needs orbax.*: `pip install "jaxcomm\[checkpoint\]"`'):
         Checkpoints(tmp_path)

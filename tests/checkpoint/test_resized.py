@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxcomm
-from jaxcomm.checkpoint import CheckpointError, Checkpoints, _pack
+from jaxcomm.checkpoint import CheckpointError, Checkpoints
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.checkpoint.trees import assert_equal
@@ -76,22 +76,6 @@ def test_as_resize_workers_does(
     assert int(restored["seen"]) == 7
     moved = go_on(restored, new)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved["params"]))
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("largest", [0, 40])
-def test_large_leaves_are_arrays_of_their_own(
-    largest: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_pack, "LARGEST", largest)
-    old, new = (mesh_of(n, AxisType.Auto) for n in (4, 2))
-    state = go_on(start(old), old)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state)
-        assert_equal(checkpoints.restore(start(old)).state, state)
-        restored = checkpoints.restore(start(new), tx=TX, workers=new).state
-    expected = jaxcomm.resize_workers(TX, state["opt_state"], state["params"], new)
-    assert_equal((restored["opt_state"], restored["params"]), expected)
 
 
 def test_what_cannot_be_resized(tmp_path: pathlib.Path) -> None:
