@@ -21,7 +21,7 @@ from jaxcomm._contract import (
 )
 from jaxcomm._require import require_codec
 from jaxcomm.compression._bits import require_countable
-from jaxcomm.compression._integers import Integers
+from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression._stacked import diagnose_each
 from pallas_kernels._dispatch import target
 
@@ -141,8 +141,9 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
     def integers_of_blocks(inner: Integers) -> Integers:
         """The levels of all blocks, one block after the other."""
 
-        def of_block(context: Context) -> Context:
-            return context.replace(shape=(block_size,))
+        def alphabet(context: Context) -> Alphabet:
+            of_block = inner.alphabet(context.replace(shape=(block_size,)))
+            return of_block._replace(number=-(-math.prod(context.shape) // block_size) * block_size)
 
         def split(context: Context, payload: PyTree) -> tuple[jax.Array, PyTree]:
             levels, rest = jax.vmap(per_block(inner.split, context))(
@@ -156,8 +157,7 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
             )
 
         return inner._replace(
-            alphabet=lambda context: inner.alphabet(of_block(context)),
-            number=lambda context: -(-math.prod(context.shape) // block_size) * block_size,
+            alphabet=alphabet,
             split=split,
             join=join,
             likely=lambda size: inner.likely(block_size),

@@ -14,8 +14,9 @@ MOST_LIKELY = 2**13
 
 
 class Alphabet(NamedTuple):
-    """The range of the integers."""
+    """How many integers a payload has, and their range."""
 
+    number: int
     low: int
     high: int
 
@@ -34,8 +35,7 @@ class Integers(NamedTuple):
     Attributes:
       kind: `"levels"`: one level for each coordinate, in order, then those of padding; 0 is the
         most frequent. `"indices"`: the distinct positions of the sent coordinates, ascending.
-      alphabet: `context -> Alphabet`, a range that holds all integers; static.
-      number: `context -> int`, how many there are.
+      alphabet: `context -> Alphabet`, static.
       split: `(context, payload) -> (int32[number], rest)`, the integers and all else that is sent.
       join: `(context, int32[number], rest) -> payload`, the inverse: the same payload, bit for bit.
       likely: `size -> p` if coordinates are normal and independent, for `size` coordinates that
@@ -46,7 +46,6 @@ class Integers(NamedTuple):
 
     kind: Literal["levels", "indices"]
     alphabet: Callable[[Context], Alphabet]
-    number: Callable[[Context], int]
     split: Callable[[Context, PyTree], tuple[jax.Array, PyTree]]
     join: Callable[[Context, jax.Array, PyTree], PyTree]
     likely: Likely = lambda size: None

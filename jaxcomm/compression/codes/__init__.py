@@ -3,7 +3,7 @@
 from jaxcomm.compression.codes._elias import elias
 from jaxcomm.compression.codes._golomb_rice import golomb_rice
 from jaxcomm.compression.codes._rans import rans
-from jaxcomm.compression.codes._room import measured_room
+from jaxcomm.compression.codes._rows import measured_room
 
 __all__ = [
     "elias",

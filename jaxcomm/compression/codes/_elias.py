@@ -1,7 +1,8 @@
 """The Elias-gamma code of integers."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,133 +12,89 @@ from jax import lax
 from jaxcomm._contract import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._rows import (
-    CONSTANT,
-    BitFields,
-    Length,
-    RowCode,
-    Stream,
-    Written,
-    after_zeros,
-    low_bits,
-    or_plain,
-    plain_bits,
-    plain_words,
-    read_plain,
-    read_rows,
-)
-from jaxcomm.compression.codes._variable_length import variable_length
-
-MOST = 1024
-LARGEST = 2**30 - 1
+from jaxcomm.compression.codes import _rows
 
 
-class Gamma(NamedTuple):
-    """The gamma code of positive integers, as the parts of a bit field."""
-
-    zeros: jax.Array
-    bits: jax.Array
-    width: jax.Array
-
-
-def gamma(positive: jax.Array) -> Gamma:
+def gamma(positive: jax.Array) -> _rows.BitFields:
     r"""The code of uint32 from 1 to 2**31: `n` zeros, a one, and its `n` lowest bits.
 
     .. math:: n = \lfloor \log_2 m \rfloor
     """
     n = 31 - lax.clz(positive).astype(jnp.int32)
-    rest = positive & low_bits(n)
-    return Gamma(n, (rest << 1) | 1, n + 1)
+    rest = positive & _rows.low_bits(n)
+    return _rows.BitFields(n, (rest << 1) | 1, n + 1)
 
 
-def signed(code: Gamma, negative: jax.Array) -> Gamma:
+def signed(code: _rows.BitFields, negative: jax.Array) -> _rows.BitFields:
     """The code with a bit for the sign after it."""
     sign = negative.astype(jnp.uint32) << code.width.astype(jnp.uint32)
-    return Gamma(code.zeros, code.bits | sign, code.width + 1)
+    return _rows.BitFields(code.zeros, code.bits | sign, code.width + 1)
 
 
-def positive_of(zeros: jax.Array, rest: jax.Array) -> jax.Array:
-    """The positive integer of a gamma code, int32."""
-    one = jnp.int32(1) << zeros
-    return one | ((rest >> 1) & low_bits(zeros)).astype(jnp.int32)
+def after_zeros(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The number of zeros at the start of 64 bits, int32, at most 31; and the 32 bits after them.
+
+    A field has at most 31 zeros. Words that are cut off may have more, and any result.
+    """
+    zeros = lax.population_count((low & (~low + 1)) - 1)
+    zeros = jnp.minimum(zeros, jnp.uint32(31))
+    rest = (low >> zeros) | ((high << 1) << (31 - zeros))
+    return zeros.astype(jnp.int32), rest
 
 
-def require_magnitudes(alphabet: Alphabet) -> None:
-    """Raises if an integer plus 1 exceeds 30 bits."""
-    largest = max(-alphabet.low, alphabet.high)
-    if largest > LARGEST:
-        raise ValueError(
-            f"The Elias and Golomb-Rice codes have words for integers up to {LARGEST} in "
-            f"magnitude, but the codec's may be {largest}."
-        )
+def read_gamma(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The integer at the start of 64 bits and the number of its bits, int32, and the bit after."""
+    zeros, rest = after_zeros(low, high)
+    positive = (jnp.int32(1) << zeros) | ((rest >> 1) & _rows.low_bits(zeros)).astype(jnp.int32)
+    return positive, 2 * zeros + 1, (rest >> (zeros + 1).astype(jnp.uint32)) & 1
 
 
-def any_gap(alphabet: Alphabet) -> None:
-    """Accepts all alphabets: a gap plus 1 is at most 2**31, which has a word without a sign."""
-
-
-def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Written:
-    code = gamma((jnp.abs(rows) + 1).astype(jnp.uint32))
-    with_sign = signed(code, rows < 0)
-    fields = [jnp.where(rows == 0, x, y) for x, y in zip(code, with_sign, strict=True)]
-    return or_plain(BitFields(*fields), jnp.zeros(rows.shape[1], jnp.int32), rows, alphabet)
-
-
-def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
-    fields = BitFields(*gamma((rows + 1).astype(jnp.uint32)))
-    return or_plain(fields, jnp.zeros(rows.shape[1], jnp.int32), rows, alphabet)
-
-
-def _reader(has_signs: bool) -> Callable[[Stream, int, Alphabet], jax.Array]:
-    def read(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-        is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
-
-        def step(bit: jax.Array, bits_at: Any) -> tuple[jax.Array, jax.Array]:
-            low, high = bits_at(bit)
-            zeros, rest = after_zeros(low, high)
-            magnitude = positive_of(zeros, rest) - 1
-            used, integer = 2 * zeros + 1, magnitude
-            if has_signs:
-                sign = (rest >> (zeros + 1).astype(jnp.uint32)) & 1
-                integer = jnp.where(sign == 1, -magnitude, magnitude)
-                integer = jnp.where(magnitude > 0, integer, 0)
-                used = used + (magnitude > 0).astype(jnp.int32)
-            integer = jnp.where(is_plain, read_plain(low, alphabet), integer)
-            return bit + jnp.where(is_plain, of_plain, used), integer
-
-        return read_rows(step, jnp.zeros(len(stream.starts), jnp.int32), stream, n)
-
-    return read
-
-
-def _bits_of_levels(probabilities: np.ndarray) -> Length:
-    """The mean and variance of `2 floor(log2(|c| + 1)) + 1 + [c != 0]`; 0 is in the middle."""
-    magnitudes = np.abs(np.arange(len(probabilities)) - (len(probabilities) - 1) // 2)
-    bits = 2 * np.floor(np.log2(magnitudes + 1)) + 1 + (magnitudes > 0)
+def moments(probabilities: np.ndarray, bits: np.ndarray) -> tuple[float, float]:
+    """The mean and the variance."""
     mean = float(probabilities @ bits)
-    return Length(mean, float(probabilities @ np.square(bits)) - mean**2)
+    return mean, float(probabilities @ np.square(bits)) - mean**2
 
 
-def _bits_of_gaps(density: float) -> Length:
-    """The mean and variance of `2 n + 1` of geometric gaps, with P(n >= i) = (1 - p)^(2^i - 1)."""
+def _code(expected: Callable[[Any], tuple[float, float]], *, has_signs: bool) -> _rows.RowCode:
+    def write(rows: jax.Array, alphabet: Alphabet) -> Any:
+        code = gamma((jnp.abs(rows) + 1).astype(jnp.uint32))
+        if has_signs:
+            each = zip(code, signed(code, rows < 0), strict=True)
+            code = _rows.BitFields(*(jnp.where(rows == 0, x, y) for x, y in each))
+        return _rows.or_plain(code, jnp.zeros(rows.shape[1], jnp.int32), rows, alphabet)
+
+    def step(state: tuple[()], bit: jax.Array, low: jax.Array, high: jax.Array) -> Any:
+        positive, used, sign = read_gamma(low, high)
+        integer = positive - 1
+        if has_signs:
+            used = used + (integer > 0).astype(jnp.int32)
+            integer = jnp.where((sign == 1) & (integer > 0), -integer, integer)
+        return state, used, integer
+
+    return _rows.RowCode(write, functools.partial(_rows.read, step), expected)
+
+
+def _bits_of_levels(probabilities: np.ndarray) -> tuple[float, float]:
+    """Of `2 floor(log2(|c| + 1)) + 1 + [c != 0]`; 0 is in the middle."""
+    magnitudes = np.abs(np.arange(len(probabilities)) - (len(probabilities) - 1) // 2)
+    return moments(probabilities, 2 * np.floor(np.log2(magnitudes + 1)) + 1 + (magnitudes > 0))
+
+
+def _bits_of_gaps(density: float) -> tuple[float, float]:
+    """Of `2 n + 1` of geometric gaps, with P(n >= i) = (1 - p)^(2^i - 1)."""
     i = np.arange(1, 32)
     at_least = (1 - density) ** (2.0**i - 1)
     n, squares = float(at_least.sum()), float((2 * i - 1) @ at_least)
-    return Length(2 * n + 1, 4 * (squares - n**2))
+    return 2 * n + 1, 4 * (squares - n**2)
 
 
-LEVELS = RowCode(
-    MOST, require_magnitudes, _write_levels, _reader(True), plain_words, _bits_of_levels
-)
-GAPS = RowCode(MOST, any_gap, _write_gaps, _reader(False), plain_words, _bits_of_gaps)
+CODES = {
+    "levels": _code(_bits_of_levels, has_signs=True),
+    "indices": _code(_bits_of_gaps, has_signs=False),
+}
 
 
-def elias(
-    codec: Codec,
-    *,
-    room: float | None = None,
-    overflow: Policy = "nan",
-) -> Codec:
+def elias(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the integers of `codec` in the Elias-gamma code, without loss.
 
     .. math:: \ell(c) = 2 \lfloor \log_2 (|c| + 1) \rfloor + 1 + [c \ne 0]
@@ -189,10 +146,4 @@ def elias(
     Differs from the paper: Elias-gamma, not the recursive code; all coordinates have a code, as in
     the paper's code for many levels. Rows may be plain, and the room is fixed.
     """
-    return variable_length(
-        codec,
-        {"levels": LEVELS, "indices": GAPS},
-        name="elias",
-        room=room,
-        overflow=overflow,
-    )
+    return _rows.variable_length(codec, CODES, name="elias", room=room, overflow=overflow)

@@ -1,7 +1,8 @@
 """The Golomb-Rice code of gaps, between coordinates that are not 0 or between sent indices."""
 
+import bisect
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,75 +13,35 @@ from jaxcomm import _axis
 from jaxcomm._contract import Codec
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._elias import (
-    Gamma,
-    any_gap,
-    gamma,
-    positive_of,
-    require_magnitudes,
-    signed,
-)
-from jaxcomm.compression.codes._rows import (
-    CONSTANT,
-    BitFields,
-    Length,
-    RowCode,
-    Stream,
-    Written,
-    after_zeros,
-    low_bits,
-    or_plain,
-    plain_bits,
-    plain_words,
-    read_plain,
-    read_rows,
-    window,
-)
-from jaxcomm.compression.codes._variable_length import variable_length
+from jaxcomm.compression.codes import _rows
+from jaxcomm.compression.codes._elias import after_zeros, gamma, moments, read_gamma, signed
 
-MOST = 1024
 MOST_ZEROS = 16
 """A quotient this large is not sent in unary: the gap follows in its fixed width."""
-
-MOST_PARAMETER = 29
-GOLDEN_RATIO = (1 + 5**0.5) / 2
-LEAST_MEANS = [
-    1 / math.expm1(-math.log(GOLDEN_RATIO - 1) / 2 ** (k - 1)) for k in range(1, MOST_PARAMETER + 1)
-]
-"""The least mean of the gaps from which the parameter is 1, 2, ..."""
-
 
 MOST_IN_ONE_FIELD = 2**10 - 1
 """A level up to this one has at most 20 bits. The gap before it has at most 12 after its zeros."""
 
+GOLDEN_RATIO = (1 + 5**0.5) / 2
+LEAST_MEANS = [1 / math.expm1(-math.log(GOLDEN_RATIO - 1) / 2 ** (k - 1)) for k in range(1, 30)]
+r"""The least mean of the gaps from which the parameter is 1, 2, ... (Kiely, 2004).
 
-class GapState(NamedTuple):
-    """What reading levels carries from one coordinate to the next, int32[rows] each."""
+.. math:: k = \max\Big(0, 1 + \Big\lfloor \log_2 \frac{\ln(\varphi - 1)}
+          {\ln(\mu / (\mu + 1))} \Big\rfloor\Big), \qquad \varphi = \frac{1 + \sqrt 5}{2}
 
-    bit: jax.Array
-    zeros: jax.Array  # coordinates until the next one that is not 0
+is the best parameter for geometric gaps of mean :math:`\mu`.
+"""
 
 
-def rice_parameter(gaps: jax.Array, count: jax.Array) -> jax.Array:
-    r"""The best parameter for geometric gaps of mean :math:`\mu` = gaps / count (Kiely, 2004).
-
-    .. math:: k = \max\Big(0, 1 + \Big\lfloor \log_2 \frac{\ln(\varphi - 1)}
-              {\ln(\mu / (\mu + 1))} \Big\rfloor\Big), \qquad \varphi = \frac{1 + \sqrt 5}{2}
-
-    Args:
-      gaps: int32[rows], their sum in each row.
-      count: int32[rows], their number.
-
-    Returns:
-      int32[rows], 0 to 29.
-    """
+def _parameter(gaps: jax.Array, count: jax.Array) -> jax.Array:
+    """The best parameter for `count` gaps with the sum `gaps`, of int32[rows]: 0 to 29."""
     # One product and one comparison each, so that compiled and other programs agree.
     total, number = gaps.astype(jnp.float32), count.astype(jnp.float32)
     reached = [(total >= mean * number).astype(jnp.int32) for mean in LEAST_MEANS]
     return sum(reached[1:], reached[0])
 
 
-def rice(gaps: jax.Array, parameter: jax.Array, width: int) -> Gamma:
+def _rice(gaps: jax.Array, parameter: jax.Array, width: int) -> _rows.BitFields:
     """The code of int32 gaps: `gap >> k` zeros, a one, and the `k` lowest bits of the gap.
 
     From 16 zeros on, it is 16 zeros, a one, and the gap in `width` bits.
@@ -88,33 +49,28 @@ def rice(gaps: jax.Array, parameter: jax.Array, width: int) -> Gamma:
     quotient = gaps >> parameter
     is_long = quotient >= MOST_ZEROS
     kept = jnp.where(is_long, width, parameter)
-    rest = gaps.astype(jnp.uint32) & low_bits(kept)
-    return Gamma(jnp.minimum(quotient, MOST_ZEROS), (rest << 1) | 1, kept + 1)
+    rest = gaps.astype(jnp.uint32) & _rows.low_bits(kept)
+    return _rows.BitFields(jnp.minimum(quotient, MOST_ZEROS), (rest << 1) | 1, kept + 1)
 
 
-def read_rice(
+def _read_rice(
     low: jax.Array, high: jax.Array, parameter: jax.Array, width: int
 ) -> tuple[jax.Array, jax.Array]:
     """The gap at the start of the bits and the number of its bits, int32 each."""
     zeros, rest = after_zeros(low, high)
     is_long = zeros >= MOST_ZEROS
     kept = jnp.where(is_long, width, parameter)
-    value = ((rest >> 1) & low_bits(kept)).astype(jnp.int32)
+    value = ((rest >> 1) & _rows.low_bits(kept)).astype(jnp.int32)
     gap = jnp.where(is_long, value, (zeros << parameter) | value)
     return gap, zeros + 1 + kept
 
 
-def _gap_width(n: int) -> int:
-    """The bits of a gap in a row of `n` coordinates: it may reach the end."""
-    return n.bit_length()
-
-
-def _level(rows: jax.Array, alphabet: Alphabet) -> Gamma:
+def _level(rows: jax.Array, alphabet: Alphabet) -> _rows.BitFields:
     """The code of a level that is not 0: a sign, after its magnitude unless that is always 1."""
-    if max(-alphabet.low, alphabet.high) > 1:
-        return signed(gamma(jnp.maximum(jnp.abs(rows), 1).astype(jnp.uint32)), rows < 0)
-    nothing = jnp.zeros(rows.shape, jnp.int32)
-    return signed(Gamma(nothing, nothing.astype(jnp.uint32), nothing), rows < 0)
+    code = gamma(jnp.maximum(jnp.abs(rows), 1).astype(jnp.uint32))
+    if max(-alphabet.low, alphabet.high) == 1:
+        code = jax.tree.map(jnp.zeros_like, code)
+    return signed(code, rows < 0)
 
 
 def _gaps_before(here: jax.Array) -> jax.Array:
@@ -131,139 +87,103 @@ def _gaps_before(here: jax.Array) -> jax.Array:
     return jnp.concatenate([gaps, last[None]])
 
 
-def _joined(first: Gamma, then: Gamma) -> Gamma:
+def _joined(first: _rows.BitFields, then: _rows.BitFields) -> _rows.BitFields:
     """The first code and the one after it as one, of at most 32 bits after its zeros."""
     before = first.width + then.zeros
     bits = first.bits | (then.bits << before.astype(jnp.uint32))
-    return Gamma(first.zeros, bits, before + then.width)
+    return _rows.BitFields(first.zeros, bits, before + then.width)
 
 
-def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Written:
+def _write_levels(rows: jax.Array, alphabet: Alphabet) -> Any:
     n, number = rows.shape
     here = rows != 0
     ones = jnp.sum(here, axis=0, dtype=jnp.int32)
-    parameter = rice_parameter(n - ones, ones + 1)
-    of_gaps = rice(_gaps_before(here), parameter[None], _gap_width(n))
+    parameter = _parameter(n - ones, ones + 1)
+    gaps = _rice(_gaps_before(here), parameter[None], n.bit_length())
     sent = jnp.concatenate([here, jnp.ones((1, number), bool)])
-    of_gaps = Gamma(*(jnp.where(sent, x, 0) for x in of_gaps))
-    of_levels = Gamma(*(jnp.where(here, x, 0) for x in _level(rows, alphabet)))
-
-    before, last = (Gamma(*(x[part] for x in of_gaps)) for part in (slice(n), slice(n, None)))
-    if max(-alphabet.low, alphabet.high) <= MOST_IN_ONE_FIELD:
-        turns = [_joined(before, of_levels)]
-    else:
-        turns = [before, of_levels]
-
-    def in_turn(last: jax.Array, *turns: jax.Array) -> jax.Array:
-        fields = jnp.stack(turns, axis=1).reshape(len(turns) * n, number)
-        return jnp.concatenate([fields, last])
-
+    gaps = _rows.BitFields(*(jnp.where(sent, x, 0) for x in gaps))
+    levels = _rows.BitFields(*(jnp.where(here, x, 0) for x in _level(rows, alphabet)))
+    before = _rows.BitFields(*(x[:n] for x in gaps))
     # Writing takes as long as there are fields, also of no bits.
-    fields = BitFields(*map(in_turn, last, *turns))
-    return or_plain(fields, parameter, rows, alphabet)
+    in_one = max(-alphabet.low, alphabet.high) <= MOST_IN_ONE_FIELD
+    turns = [_joined(before, levels)] if in_one else [before, levels]
+
+    def in_turn(gaps: jax.Array, *turns: jax.Array) -> jax.Array:
+        fields = jnp.stack(turns, axis=1).reshape(len(turns) * n, number)
+        return jnp.concatenate([fields, gaps[n:]])
+
+    return _rows.or_plain(_rows.BitFields(*map(in_turn, gaps, *turns)), parameter, rows, alphabet)
 
 
-def _read_levels(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-    is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
-    k = jnp.where(is_plain, 0, stream.parameter)
-    has_magnitudes = max(-alphabet.low, alphabet.high) > 1
+def _read_levels(stream: _rows.Stream, n: int, alphabet: Alphabet) -> jax.Array:
+    is_plain = stream.parameter >= _rows.CONSTANT
+    k, width = jnp.where(is_plain, 0, stream.parameter), n.bit_length()
 
-    def level_of(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The level at the start of the bits and the number of its bits."""
-        if not has_magnitudes:
-            return 1 - 2 * (low & 1).astype(jnp.int32), jnp.ones(low.shape, jnp.int32)
-        zeros, rest = after_zeros(low, high)
-        magnitude = positive_of(zeros, rest)
-        negative = (rest >> (zeros + 1).astype(jnp.uint32)) & 1
-        return jnp.where(negative == 1, -magnitude, magnitude), 2 * zeros + 2
+    def step(zeros: jax.Array, bit: jax.Array, low: jax.Array, high: jax.Array) -> Any:
+        """`zeros` counts the coordinates until the next one that is not 0."""
+        if max(-alphabet.low, alphabet.high) > 1:
+            magnitude, used, negative = read_gamma(low, high)
+            used = used + 1
+        else:
+            magnitude, used, negative = jnp.int32(1), jnp.ones(low.shape, jnp.int32), low & 1
+        level = jnp.where(negative == 1, -magnitude, magnitude)
+        gap, more = _read_rice(*_rows.bits_at(stream, bit + used), k, width)
+        here = zeros == 0
+        after = jnp.where(here, gap, zeros - 1)
+        return after, jnp.where(here, used + more, 0), jnp.where(here, level, 0)
 
-    def step(state: GapState, bits_at: Any) -> tuple[GapState, jax.Array]:
-        low, high = bits_at(state.bit)
-        level, of_level = level_of(low, high)
-        after_level = bits_at(state.bit + of_level)
-        gap, of_gap = read_rice(after_level[0], after_level[1], k, _gap_width(n))
-        here = state.zeros == 0
-        used = jnp.where(here, of_level + of_gap, 0)
-        after = GapState(
-            state.bit + jnp.where(is_plain, of_plain, used),
-            jnp.where(here, gap, state.zeros - 1),
-        )
-        level = jnp.where(here, level, 0)
-        return after, jnp.where(is_plain, read_plain(low, alphabet), level)
-
-    start = window(stream.words, stream.starts, jnp.zeros(len(stream.starts), jnp.int32))
-    gap, used = read_rice(start[0], start[1], k, _gap_width(n))
-    return read_rows(step, GapState(jnp.where(is_plain, 0, used), gap), stream, n)
+    start = _rows.bits_at(stream, jnp.zeros(len(stream.starts), jnp.int32))
+    gap, used = _read_rice(*start, k, width)
+    return _rows.read(step, stream, n, alphabet, (jnp.where(is_plain, 0, used), gap))
 
 
-def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Written:
+def _write_gaps(rows: jax.Array, alphabet: Alphabet) -> Any:
     # The sum of distinct indices' gaps is below their range, so it is an int32.
     count = jnp.full(rows.shape[1], len(rows), jnp.int32)
-    parameter = rice_parameter(jnp.sum(rows, axis=0, dtype=jnp.int32), count)
-    fields = BitFields(*rice(rows, parameter[None], alphabet.width))
-    return or_plain(fields, parameter, rows, alphabet)
+    parameter = _parameter(jnp.sum(rows, axis=0, dtype=jnp.int32), count)
+    return _rows.or_plain(_rice(rows, parameter[None], alphabet.width), parameter, rows, alphabet)
 
 
-def _read_gaps(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
-    is_plain, of_plain = stream.parameter >= CONSTANT, plain_bits(stream, alphabet)
-    k = jnp.where(is_plain, 0, stream.parameter)
+def _read_gaps(stream: _rows.Stream, n: int, alphabet: Alphabet) -> jax.Array:
+    k = jnp.where(stream.parameter >= _rows.CONSTANT, 0, stream.parameter)
 
-    def step(bit: jax.Array, bits_at: Any) -> tuple[jax.Array, jax.Array]:
-        low, high = bits_at(bit)
-        gap, used = read_rice(low, high, k, alphabet.width)
-        used = jnp.where(is_plain, of_plain, used)
-        return bit + used, jnp.where(is_plain, read_plain(low, alphabet), gap)
+    def step(state: tuple[()], bit: jax.Array, low: jax.Array, high: jax.Array) -> Any:
+        gap, used = _read_rice(low, high, k, alphabet.width)
+        return state, used, gap
 
-    return read_rows(step, jnp.zeros(len(stream.starts), jnp.int32), stream, n)
+    return _rows.read(step, stream, n, alphabet)
 
 
-def parameter_for(density: float) -> int:
-    """:func:`rice_parameter` of the gaps between a fraction `density` of all coordinates."""
-    if density >= 1:
-        return 0
-    ratio = math.log(GOLDEN_RATIO - 1) / math.log1p(-density)
-    return min(max(0, 1 + math.floor(math.log2(ratio))), MOST_PARAMETER)
-
-
-def _bits_of_gaps(density: float) -> Length:
-    """The mean and variance of `q + 1 + k`, with P(q >= i) = (1 - p)^(2^k i)."""
-    k = parameter_for(density)
+def _bits_of_gaps(density: float) -> tuple[float, float]:
+    """Of `q + 1 + k`, with P(q >= i) = (1 - p)^(2^k i)."""
+    k = bisect.bisect_right(LEAST_MEANS, (1 - density) / density)
     again = (1 - density) ** 2**k
-    return Length(again / (1 - again) + 1 + k, again / (1 - again) ** 2)
+    return again / (1 - again) + 1 + k, again / (1 - again) ** 2
 
 
-def _bits_of_levels(probabilities: np.ndarray) -> Length:
+def _bits_of_levels(probabilities: np.ndarray) -> tuple[float, float]:
     """Of a coordinate: with the probability that it is not 0, a gap and a level."""
     zero = (len(probabilities) - 1) // 2
     density = 1 - float(probabilities[zero])
     if density <= 0:
-        return Length(0.0, 0.0)
+        return 0.0, 0.0
     magnitudes = np.abs(np.arange(len(probabilities)) - zero)
-    of_level = np.where(
-        len(probabilities) > 3, 2 * np.floor(np.log2(np.maximum(magnitudes, 1))) + 2, 1
-    )
-    weights = np.where(magnitudes > 0, probabilities, 0) / density
-    level = float(weights @ of_level)
-    spread = float(weights @ np.square(of_level)) - level**2
-    gap = _bits_of_gaps(density)
-    each = gap.mean + level
-    return Length(
-        density * each, density * (gap.variance + spread) + density * (1 - density) * each**2
-    )
+    of_level = 2 * np.floor(np.log2(np.maximum(magnitudes, 1))) + 2
+    if len(probabilities) <= 3:
+        of_level = np.ones(len(probabilities))
+    level, spread = moments(np.where(magnitudes > 0, probabilities, 0) / density, of_level)
+    gap, variance = _bits_of_gaps(density)
+    each = gap + level
+    return density * each, density * (variance + spread) + density * (1 - density) * each**2
 
 
-LEVELS = RowCode(
-    MOST, require_magnitudes, _write_levels, _read_levels, plain_words, _bits_of_levels
-)
-GAPS = RowCode(MOST, any_gap, _write_gaps, _read_gaps, plain_words, _bits_of_gaps)
+CODES = {
+    "levels": _rows.RowCode(_write_levels, _read_levels, _bits_of_levels),
+    "indices": _rows.RowCode(_write_gaps, _read_gaps, _bits_of_gaps),
+}
 
 
-def golomb_rice(
-    codec: Codec,
-    *,
-    room: float | None = None,
-    overflow: Policy = "nan",
-) -> Codec:
+def golomb_rice(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the gaps between nonzeros in the Golomb-Rice code, and their levels, without loss.
 
     .. math:: \ell(g) = \lfloor g / 2^k \rfloor + 1 + k
@@ -315,10 +235,4 @@ def golomb_rice(
     Differs from the papers: divisors are powers of two, each row has its own, long gaps and rows
     are plain, and the room is fixed.
     """
-    return variable_length(
-        codec,
-        {"levels": LEVELS, "indices": GAPS},
-        name="golomb_rice",
-        room=room,
-        overflow=overflow,
-    )
+    return _rows.variable_length(codec, CODES, name="golomb_rice", room=room, overflow=overflow)

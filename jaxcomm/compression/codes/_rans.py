@@ -1,7 +1,7 @@
 """rANS of levels, with counts that the sender measures and sends."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,38 +13,14 @@ from jaxcomm._contract import Codec
 from jaxcomm.compression import _bits
 from jaxcomm.compression._integers import Alphabet
 from jaxcomm.compression._overflow import Policy
-from jaxcomm.compression.codes._rows import (
-    PLAIN,
-    BitFields,
-    Length,
-    RowCode,
-    Stream,
-    Written,
-    read_rows,
-    words_of,
-)
-from jaxcomm.compression.codes._variable_length import variable_length
+from jaxcomm.compression.codes import _rows
+from jaxcomm.compression.codes._elias import moments
 
-MOST = 2048
 PRECISION = 14
 TOTAL = 2**PRECISION
-MOST_LEVELS = 2048
 LEAST_STATE = 2**16
 COST_UNIT = 2**6
 """Costs of levels are integers in units of a 64th of a bit, so that they add up exactly."""
-
-
-class Counts(NamedTuple):
-    """The counts of the levels in a unit, scaled to a sum of 2**14."""
-
-    packed: jax.Array  # uint32[ceil(levels / 2)], in 15 of 16 bits each
-
-
-class RansState(NamedTuple):
-    """The reader's state of each row."""
-
-    state: jax.Array  # uint32[rows], 2**16 to 2**32
-    bit: jax.Array  # int32[rows]
 
 
 def _fractions(counts: jax.Array, whole: int) -> jax.Array:
@@ -62,21 +38,14 @@ def _fractions(counts: jax.Array, whole: int) -> jax.Array:
     return quotient.astype(jnp.int32)
 
 
-def scaled_counts(levels: jax.Array, number: int) -> jax.Array:
-    r"""How often each level occurs, scaled to a sum of exactly :math:`M = 2^{14}`.
+def _scaled_counts(levels: jax.Array, number: int) -> jax.Array:
+    r"""How often each of `number` levels occurs, int32, scaled to a sum of exactly 2**14.
 
     .. math:: f_s = [h_s > 0] + \Big\lfloor \frac{M - K}{M} \Big\lfloor \frac{h_s M}{m}
-              \Big\rfloor \Big\rfloor
+              \Big\rfloor \Big\rfloor, \qquad M = 2^{14}
 
     for :math:`m` numbers with :math:`K` different ones; the most frequent one gets the rest. So no
     level that occurs has the count 0.
-
-    Args:
-      levels: int32 of any shape, at least 0 and below `number`.
-      number: The number of levels.
-
-    Returns:
-      int32[number].
     """
     counts = jnp.zeros(number, jnp.int32).at[levels.ravel()].add(1)
     occurs = (counts > 0).astype(jnp.int32)
@@ -86,23 +55,9 @@ def scaled_counts(levels: jax.Array, number: int) -> jax.Array:
     return scaled.at[jnp.argmax(counts)].add(TOTAL - jnp.sum(scaled, dtype=jnp.int32))
 
 
-def _require(alphabet: Alphabet) -> None:
-    number = alphabet.high - alphabet.low + 1
-    if number > MOST_LEVELS:
-        raise ValueError(
-            f"`rans` sends the count of each level, for at most {MOST_LEVELS} levels, but the "
-            f"codec has {number}. Use `elias`, or fewer levels."
-        )
-
-
-def _plain_words(n: int, alphabet: Alphabet) -> int:
-    """The words of a state and `n` integers of a fixed width."""
-    return words_of(32 + n * alphabet.width)
-
-
-def _write(rows: jax.Array, alphabet: Alphabet) -> Written:
+def _write(rows: jax.Array, alphabet: Alphabet) -> Any:
     levels, number = rows - alphabet.low, alphabet.high - alphabet.low + 1
-    count = scaled_counts(levels, number)
+    count = _scaled_counts(levels, number)
     first = jnp.cumsum(count, dtype=jnp.int32) - count
     cost = jnp.log2(TOTAL / jnp.maximum(count, 1).astype(jnp.float32)) * COST_UNIT
     own_cost = jnp.ceil(cost).astype(jnp.int32)[levels]
@@ -122,66 +77,61 @@ def _write(rows: jax.Array, alphabet: Alphabet) -> Written:
         state = (quotient << PRECISION) + (state - quotient * frequency) + start
         return state, (emits, low)
 
-    least = jnp.full(rows.shape[1], LEAST_STATE, jnp.uint32)
+    least = _axis.varying_like(jnp.full(rows.shape[1], LEAST_STATE, jnp.uint32), rows)
     # The last level is pushed first: reading pops them in order.
-    state, (emits, low) = lax.scan(
-        push, _axis.varying_like(least, rows), (frequency, start), reverse=True
-    )
+    state, (emits, low) = lax.scan(push, least, (frequency, start), reverse=True)
     width = jnp.where(emits, jnp.int32(16), 0)
     width = jnp.concatenate([jnp.full((1, rows.shape[1]), 32, jnp.int32), width])
     bits = jnp.concatenate([state[None], jnp.where(emits, low, 0)])
-    fields = BitFields(jnp.zeros_like(width), bits, width)
-    table = Counts(_bits.pack_numbers(count.astype(jnp.uint32), 16))
-    return Written(fields, jnp.where(is_plain, PLAIN, 0), table)
+    table = _bits.pack_numbers(count.astype(jnp.uint32), 16)
+    return (
+        _rows.BitFields(jnp.zeros_like(width), bits, width),
+        jnp.where(is_plain, _rows.PLAIN, 0),
+        table,
+    )
 
 
-def _read(stream: Stream, n: int, alphabet: Alphabet) -> jax.Array:
+def _read(stream: _rows.Stream, n: int, alphabet: Alphabet) -> jax.Array:
     number = alphabet.high - alphabet.low + 1
-    count = _bits.unpack_numbers(stream.table.packed, 16, number).astype(jnp.int32)
+    count = _bits.unpack_numbers(stream.table, 16, number).astype(jnp.int32)
     first = jnp.cumsum(count, dtype=jnp.int32) - count
     slots = lax.iota(jnp.int32, TOTAL)
     level_at = jnp.searchsorted(first + count, slots, side="right", method="scan")
     level_at = jnp.minimum(level_at, number - 1).astype(jnp.int32)
-    is_plain, shift = stream.parameter == PLAIN, PRECISION - alphabet.width
+    is_plain, shift = stream.parameter == _rows.PLAIN, PRECISION - alphabet.width
 
-    def step(pop: RansState, bits_at: Any) -> tuple[RansState, jax.Array]:
-        slot = (pop.state & jnp.uint32(TOTAL - 1)).astype(jnp.int32)
+    def pop(carry: tuple[jax.Array, jax.Array], _: Any) -> tuple[Any, jax.Array]:
+        state, bit = carry  # The state is at least 2**16.
+        slot = (state & jnp.uint32(TOTAL - 1)).astype(jnp.int32)
         level = jnp.where(is_plain, slot >> shift, level_at[slot])
         level = jnp.minimum(level, number - 1)  # Words that are cut off may have any numbers.
         frequency = jnp.where(is_plain, 1 << shift, count[level])
         start = jnp.where(is_plain, level << shift, first[level])
-        state = frequency.astype(jnp.uint32) * (pop.state >> PRECISION)
+        state = frequency.astype(jnp.uint32) * (state >> PRECISION)
         state = state + (slot - start).astype(jnp.uint32)
         refills = state < LEAST_STATE
-        low, _ = bits_at(pop.bit)
+        low, _ = _rows.bits_at(stream, bit)
         state = jnp.where(refills, (state << 16) | (low & jnp.uint32(0xFFFF)), state)
-        after = RansState(state, pop.bit + jnp.where(refills, jnp.int32(16), 0))
-        return after, level + alphabet.low
+        return (state, bit + jnp.where(refills, jnp.int32(16), 0)), level + alphabet.low
 
     begin = stream.words.at[stream.starts].get(mode="clip")
-    at = jnp.full(len(stream.starts), 32, jnp.int32)
-    return read_rows(step, RansState(begin, at), stream, n)
+    bit = jnp.full(len(stream.starts), 32, jnp.int32)
+    carry = jax.tree.map(lambda x: _axis.varying_like(x, stream), (begin, bit))
+    return lax.scan(pop, carry, None, length=n)[1]
 
 
-def _bits_of_levels(probabilities: np.ndarray) -> Length:
-    """The mean, the entropy, and the variance of `-log2 p`."""
+def _bits_of_levels(probabilities: np.ndarray) -> tuple[float, float]:
+    """The entropy, and the variance of `-log2 p`."""
     occurring = probabilities[probabilities > 0]
-    bits = -np.log2(occurring)
-    mean = float(occurring @ bits)
+    mean, variance = moments(occurring, -np.log2(occurring))
     # Counts that are rounded, at least 1 of 2**14 for each level.
-    rounding = math.log2(TOTAL / (TOTAL - len(probabilities))) + 2.0**-10
-    return Length(mean + rounding, float(occurring @ np.square(bits)) - mean**2)
+    return mean + math.log2(TOTAL / (TOTAL - len(probabilities))) + 2.0**-10, variance
 
 
-LEVELS = RowCode(MOST, _require, _write, _read, _plain_words, _bits_of_levels)
+CODES = {"levels": _rows.RowCode(_write, _read, _bits_of_levels, most=2048, levels=2048, state=32)}
 
 
-def rans(
-    codec: Codec,
-    *,
-    room: float | None = None,
-    overflow: Policy = "nan",
-) -> Codec:
+def rans(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the levels of `codec` in close to their entropy, by rANS, without loss.
 
     .. math:: \ell(c) \approx \log_2 \frac{m}{h_c}
@@ -226,4 +176,4 @@ def rans(
     Differs from the paper: rANS in place of arithmetic coding; counts have 14 bits; rows that
     this would not shorten are plain; and the room is fixed.
     """
-    return variable_length(codec, {"levels": LEVELS}, name="rans", room=room, overflow=overflow)
+    return _rows.variable_length(codec, CODES, name="rans", room=room, overflow=overflow)

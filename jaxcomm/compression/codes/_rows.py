@@ -1,27 +1,107 @@
-"""What a code of integers states; short bit strings in words, at prefix sums of their lengths."""
+"""Sends the integers of a codec in rows of bit fields, whose lengths depend on them; a fixed room.
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+A row is a bit string that starts at a word. Its fields follow each other along the first axis of
+arrays of `[fields, rows]`, so that what runs along a row is one step for all rows.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._contract import PyTree
-from jaxcomm.compression._integers import Alphabet
+from jaxcomm import _axis, _noise
+from jaxcomm._contract import (
+    Claims,
+    Codec,
+    Context,
+    Diagnostics,
+    Entries,
+    Fast,
+    Memory,
+    PyTree,
+    no_memory,
+    scattered,
+)
+from jaxcomm._require import require_codec, require_untraced
+from jaxcomm.compression import _bits, _overflow
+from jaxcomm.compression._integers import Alphabet, Integers
+from jaxcomm.compression._scaled import contraction_of
+
+SLACK = 64
+"""Words beyond the room, so that short units, whose lengths vary more, fit."""
+
+FITS = 0.999
+"""The probability that a unit of normal, independent coordinates fits into the default room."""
+
+HEADER_BITS = 16
+LENGTH_BITS = 11  # of a header; the other 5 are the parameter of the row
+
+PLAIN = 31
+"""The parameter of a row in its plain form, a fixed number of bits per integer."""
+
+CONSTANT = 30
+"""The parameter of a row of equal integers, which has the plain form of one of them."""
 
 
 class BitFields(NamedTuple):
-    """Rows of bit strings, side by side; each is some zeros, then up to 32 bits, the lowest first.
-
-    The fields of a row follow each other along the first axis, so that what runs along a row is
-    one step for all rows.
-    """
+    """Rows of bit strings, side by side: some zeros each, then up to 32 bits, the lowest first."""
 
     zeros: jax.Array  # int32[fields, rows]
     bits: jax.Array  # uint32[fields, rows], 0 where `width` is 0
     width: jax.Array  # int32[fields, rows], 0 to 32
+
+
+class Stream(NamedTuple):
+    """What a receiver reads."""
+
+    words: jax.Array  # uint32[room]
+    starts: jax.Array  # int32[rows], the first word of each row
+    parameter: jax.Array  # int32[rows]
+    table: PyTree  # what all rows share
+
+
+class RowCode(NamedTuple):
+    """A code of rows of integers of one kind.
+
+    Attributes:
+      write: `(int32[n, rows], alphabet) -> (BitFields, int32[rows], table)`: the fields, a
+        parameter of each row from 0 to 31, and what all rows share.
+      read: `(stream, n, alphabet) -> int32[n, rows]`.
+      expected: `likely -> (mean, variance)` of the bits of one of many independent integers, for
+        what `Integers.likely` returns.
+      most: The most integers in a row: the number of sequential steps that reading takes.
+      levels: The most integers in an alphabet for which the code has words.
+      state: The bits of a row in its plain form beside those of its integers.
+    """
+
+    write: Callable[[jax.Array, Alphabet], tuple[BitFields, jax.Array, PyTree]]
+    read: Callable[[Stream, int, Alphabet], jax.Array]
+    expected: Callable[[Any], tuple[float, float]]
+    most: int = 1024
+    levels: int = 2**31 - 1
+    state: int = 0
+
+
+class _Payload(NamedTuple):
+    """The payload of one unit (a bucket or a leaf)."""
+
+    headers: jax.Array  # uint32[ceil(rows / 2)]: of each row, its length in words and a parameter
+    words: jax.Array  # uint32[room], the rows; or a window of plain integers
+    table: PyTree  # what the code sends for all rows: the counts of `rans`
+    rest: PyTree  # the rest of the codec's payload
+
+
+class _Cut(NamedTuple):
+    """How the integers of a unit are cut, and the room of their words."""
+
+    rows: int
+    length: int  # integers of a row; the last rows are padded with zeros
+    room: int  # words
+    plain: int  # how many integers fit into the room in a plain form
 
 
 def low_bits(width: jax.Array) -> jax.Array:
@@ -29,7 +109,7 @@ def low_bits(width: jax.Array) -> jax.Array:
     return (jnp.uint32(1) << width.astype(jnp.uint32)) - jnp.uint32(1)
 
 
-def sums_before(x: jax.Array) -> jax.Array:
+def _sums_before(x: jax.Array) -> jax.Array:
     """The sum of int32[n, rows] before each element along its row; `n - 1` steps on CPUs."""
 
     def by_steps(x: jax.Array) -> jax.Array:
@@ -45,26 +125,21 @@ def sums_before(x: jax.Array) -> jax.Array:
     )
 
 
-def bits_of_rows(fields: BitFields) -> jax.Array:
-    """The length of each row, int32[rows]."""
-    return jnp.sum(fields.zeros + fields.width, axis=0, dtype=jnp.int32)
+def _words_of_rows(fields: BitFields) -> jax.Array:
+    """The length of each row in words, int32[rows]."""
+    return (jnp.sum(fields.zeros + fields.width, axis=0, dtype=jnp.int32) + 31) >> 5
 
 
-def write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
+def _write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
     r"""Writes each row from the word `starts` on, in order, into uint32[room].
 
     A field lies in one word, or in two. The fields of a word are disjoint, so that
 
     .. math:: w_j = \sum_{i: a_i = j} \mathrm{low}_i + \sum_{i: a_i = j - 1} \mathrm{high}_i
 
-    with :math:`a_i` the word in which field :math:`i` begins.
-
-    Args:
-      fields: The rows.
-      starts: int32[rows], the first word of each row: at least the end of the row before.
-      room: The number of words. Words beyond it are dropped.
+    with :math:`a_i` the word in which field :math:`i` begins. Words beyond the room are dropped.
     """
-    begins = sums_before(fields.zeros + fields.width) + fields.zeros
+    begins = _sums_before(fields.zeros + fields.width) + fields.zeros
     words = starts[None] + (begins >> 5)
     shift = (begins & 31).astype(jnp.uint32)
     low, high = fields.bits << shift, (fields.bits >> 1) >> (31 - shift)
@@ -74,95 +149,18 @@ def write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
     return nothing.at[words].add(low, mode="drop").at[words + 1].add(high, mode="drop")
 
 
-def window(words: jax.Array, starts: jax.Array, bit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The 64 bits from `bit` on of strings that begin at the words `starts`, as two uint32."""
-    first, shift = starts + (bit >> 5), (bit & 31).astype(jnp.uint32)
-    one, two, three = (words.at[first + i].get(mode="clip") for i in range(3))
+def bits_at(stream: Stream, bit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The 64 bits from a bit of each row on, int32[rows], as two uint32[rows]."""
+    first, shift = stream.starts + (bit >> 5), (bit & 31).astype(jnp.uint32)
+    one, two, three = (stream.words.at[first + i].get(mode="clip") for i in range(3))
     return (one >> shift) | ((two << 1) << (31 - shift)), (two >> shift) | (
         (three << 1) << (31 - shift)
     )
 
 
-def after_zeros(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The number of zeros at the start of 64 bits, int32, at most 31; and the 32 bits after them.
-
-    A field has at most 31 zeros. Words that are cut off may have more, and any result.
-    """
-    zeros = lax.population_count((low & (~low + 1)) - 1)
-    zeros = jnp.minimum(zeros, jnp.uint32(31))
-    rest = (low >> zeros) | ((high << 1) << (31 - zeros))
-    return zeros.astype(jnp.int32), rest
-
-
-BitsAt: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-"""From a bit of each row, int32[rows], to the 64 bits from there on, as two uint32[rows]."""
-
-
-PLAIN = 31
-"""The parameter of a row in its plain form, a fixed number of bits per integer."""
-
-
-CONSTANT = 30
-"""The parameter of a row of equal integers, which has the plain form of one of them."""
-
-
-class Written(NamedTuple):
-    """Rows that a code has written."""
-
-    fields: BitFields
-    parameter: jax.Array  # int32[rows], 0 to 31
-    table: PyTree = ()  # what all rows share, sent beside them
-
-
-class Stream(NamedTuple):
-    """What a receiver reads."""
-
-    words: jax.Array  # uint32[room]
-    starts: jax.Array  # int32[rows], the first word of each row
-    parameter: jax.Array  # int32[rows]
-    table: PyTree
-
-
-class Length(NamedTuple):
-    """The length in bits of the code of one of many independent integers."""
-
-    mean: float
-    variance: float
-
-
-class RowCode(NamedTuple):
-    """A code of rows of integers of one kind.
-
-    Attributes:
-      most: The most integers in a row: the number of sequential steps that reading takes.
-      require: `alphabet -> None`, raises if the code has no words for its integers.
-      write: `(int32[n, rows], alphabet) -> Written`.
-      read: `(stream, n, alphabet) -> int32[n, rows]`.
-      plain_words: `(n, alphabet) -> words`, the length of a row in its plain form.
-      expected: `likely -> Length`, for what `Integers.likely` returns.
-    """
-
-    most: int
-    require: Callable[[Alphabet], None]
-    write: Callable[[jax.Array, Alphabet], Written]
-    read: Callable[[Stream, int, Alphabet], jax.Array]
-    plain_words: Callable[[int, Alphabet], int]
-    expected: Callable[[Any], Length]
-
-
-def words_of(bits: int) -> int:
-    """The number of 32-bit words that hold `bits` bits."""
-    return -(-bits // 32)
-
-
-def plain_words(n: int, alphabet: Alphabet) -> int:
-    """The words of `n` integers of a fixed width."""
-    return words_of(n * alphabet.width)
-
-
 def or_plain(
     fields: BitFields, parameter: jax.Array, rows: jax.Array, alphabet: Alphabet
-) -> Written:
+) -> tuple[BitFields, jax.Array, PyTree]:
     """The rows in their plain form where the code is not shorter, or all integers are equal."""
     shape, padding = rows.shape, ((0, len(fields.bits) - len(rows)), (0, 0))
     is_constant = jnp.all(rows == rows[:1], axis=0)
@@ -173,49 +171,304 @@ def or_plain(
         jnp.pad(jnp.where(is_sent, jnp.int32(alphabet.width), 0), padding),
     )
     fields = BitFields(*lax.optimization_barrier(tuple(fields)))
-    words = (bits_of_rows(fields) + 31) >> 5
-    is_plain = is_constant | (words >= plain_words(len(rows), alphabet))
-    chosen = [
-        jnp.where(is_plain[None], of_plain, of_code)
-        for of_plain, of_code in zip(plain, fields, strict=True)
-    ]
+    of_plain = _bits.words(len(rows) * alphabet.width)
+    is_plain = is_constant | (_words_of_rows(fields) >= of_plain)
+    chosen = BitFields(
+        *(jnp.where(is_plain[None], *each) for each in zip(plain, fields, strict=True))
+    )
     parameter = jnp.where(is_plain, PLAIN, parameter)
-    return Written(BitFields(*chosen), jnp.where(is_constant, CONSTANT, parameter))
+    return chosen, jnp.where(is_constant, CONSTANT, parameter), ()
 
 
-def read_plain(low: jax.Array, alphabet: Alphabet) -> jax.Array:
-    """The integer of fixed width at the start of the bits."""
-    mask = low_bits(jnp.int32(alphabet.width))
-    return (low & mask).astype(jnp.int32) + alphabet.low
-
-
-def plain_bits(stream: Stream, alphabet: Alphabet) -> jax.Array:
-    """How far a plain integer leads in each row, int32[rows]: nowhere if all are equal."""
-    return jnp.where(stream.parameter == CONSTANT, 0, jnp.int32(alphabet.width))
-
-
-def read_rows(
-    step: Callable[[Any, BitsAt], tuple[Any, jax.Array]],
-    first: Any,
+def read(
+    step: Callable[..., tuple[Any, jax.Array, jax.Array]],
     stream: Stream,
     n: int,
+    alphabet: Alphabet,
+    begin: tuple[jax.Array, Any] | None = None,
 ) -> jax.Array:
-    """Reads the next integer of all rows at once, `n` times: int32[n, rows].
+    """Reads the next integer of all rows at once, `n` times, of rows from `or_plain`.
 
     Args:
-      step: `(state, bits_at) -> (state, int32[rows])`; `bits_at` returns the 64 bits from a bit of
-        each row on.
-      first: The first state, arrays of `[rows]`.
+      step: `(state, bit, low, high) -> (state, used, int32[rows])`: from the 64 bits that begin at
+        `bit` of each row, the next integer and how many of the bits it takes.
       stream: The words.
       n: The number of integers in each row.
+      alphabet: Their range.
+      begin: The first bit of each row, int32[rows], and the first state. Default: 0, and none.
+
+    Returns:
+      int32[n, rows].
     """
+    is_plain, width = stream.parameter >= CONSTANT, jnp.int32(alphabet.width)
+    of_plain = jnp.where(stream.parameter == CONSTANT, 0, width)
 
-    def bits_at(bit: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return window(stream.words, stream.starts, bit)
+    def next_integers(carry: tuple[jax.Array, Any], _: None) -> tuple[Any, jax.Array]:
+        bit, state = carry
+        low, high = bits_at(stream, bit)
+        state, used, integer = step(state, bit, low, high)
+        plain = (low & low_bits(width)).astype(jnp.int32) + alphabet.low
+        after = bit + jnp.where(is_plain, of_plain, used)
+        return (after, state), jnp.where(is_plain, plain, integer)
 
-    def next_integers(state: Any, _: None) -> tuple[Any, jax.Array]:
-        return step(state, bits_at)
+    begin = begin or (jnp.zeros(len(stream.starts), jnp.int32), ())
+    varying = jax.tree.map(lambda x: _axis.varying_like(x, stream), begin)
+    return lax.scan(next_integers, varying, None, length=n)[1]
 
-    varying = jax.tree.map(lambda x: _axis.varying_like(x, stream), first)
-    _, integers = lax.scan(next_integers, varying, None, length=n)
-    return integers
+
+def _integers_of(codec: Codec, codes: Mapping[str, RowCode], name: str) -> Integers:
+    require_codec(codec, user=name)
+    found: Integers | None = codec.fast.integers
+    if found is None:
+        raise ValueError(
+            f"`{name}` needs a codec that states its integers: `dither`, `min_max_dither`, "
+            "`ternary`, `blockwise` of these, `top_k` without blocks and samples, or `stc`. Put "
+            f"feedback outside: `error_feedback({name}(codec))`."
+        )
+    if found.kind not in codes:
+        raise ValueError(
+            f"`{name}` sends levels, but this codec sends {found.kind}, which hardly repeat. Use "
+            "`golomb_rice`."
+        )
+    return found
+
+
+def variable_length(
+    codec: Codec,
+    codes: Mapping[str, RowCode],
+    *,
+    name: str,
+    room: float | None,
+    overflow: _overflow.Policy,
+) -> Codec:
+    """The codec with its integers in another code; see :func:`elias`.
+
+    Args:
+      codec: The codec.
+      codes: The code of each kind of integers.
+      name: The name of the code in error messages.
+      room: Bits per integer.
+      overflow: What happens if a unit does not fit.
+    """
+    integers = _integers_of(codec, codes, name)
+    require_untraced(room, "room")
+    is_number = isinstance(room, int | float) and not isinstance(room, bool)
+    if room is not None and not (is_number and 0 < room < math.inf):
+        raise ValueError(
+            f"`room` must be a positive Python float, the bits per integer, or None, got {room!r}: "
+            "it decides shapes on the wire."
+        )
+    code, are_indices = codes[integers.kind], integers.kind == "indices"
+
+    def likely_of(size: int) -> Any:
+        likely = integers.likely(size)
+        if likely is None:
+            raise ValueError(
+                f"`{name}` needs `room`, the bits per integer, since the codec states no likely "
+                f"integers for a unit of {size} coordinates: `measured_room` returns it."
+            )
+        return likely
+
+    def cut_of(context: Context) -> tuple[Alphabet, _Cut]:
+        """The integers of a unit, cut into rows, which share `room` bits per integer."""
+        alphabet = integers.alphabet(context)
+        count, levels = _bits.require_countable(alphabet.number), alphabet.high - alphabet.low + 1
+        if levels > code.levels and not are_indices:
+            raise ValueError(
+                f"`{name}` has words for at most {code.levels} levels, but the codec has {levels}. "
+                "Use fewer levels."
+            )
+        rows = -(-count // code.most)
+        length = -(-count // max(rows, 1))
+        words = rows * _bits.words(code.state + length * alphabet.width)
+        if _bits.words(count * alphabet.width) > SLACK:
+            if room is None:
+                mean, variance = code.expected(likely_of(context.size))
+                spread = NormalDist().inv_cdf(FITS) * math.sqrt(max(variance, 0) * count)
+                bits = mean * count + spread + 40 * rows  # Rows are whole words.
+            else:
+                bits = room * count
+            words = min(math.ceil(bits / 32) + SLACK, words)
+        return alphabet, _Cut(rows, length, words, min(32 * words // alphabet.width, count))
+
+    def placed(
+        context: Context, lengths: jax.Array, room: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The first word of each row, whether all fit, and the first integer of a window."""
+        ends = jnp.cumsum(lengths, dtype=jnp.int32)
+        fits = ends[-1] <= room
+        drawn = _noise.bits(jax.random.fold_in(context.coins.public, 0x5A), ())
+        first = (drawn % jnp.uint32(integers.alphabet(context).number)).astype(jnp.int32)
+        # `jax.vmap` of a step types all inputs of a branch as its predicate.
+        return ends - lengths, fits, _axis.varying_like(first, fits)
+
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        inner, _ = codec.encode(context.replace(memory=Memory()), x)
+        alphabet, place = cut_of(context)
+        if not alphabet.number:
+            return inner, Memory(report=_overflow.Overflow(jnp.zeros((), jnp.int32)))
+        values, rest = integers.split(context, inner)
+        gaps = jnp.diff(values, prepend=jnp.int32(-1)) - 1 if are_indices else values
+        rows = jnp.pad(gaps, (0, place.rows * place.length - alphabet.number))
+        fields, parameter, table = code.write(rows.reshape(place.rows, place.length).T, alphabet)
+        lengths = _words_of_rows(fields)
+        starts, fits, first = placed(context, lengths, place.room)
+
+        def as_rows() -> jax.Array:
+            return _write(fields, starts, place.room)
+
+        def as_window() -> jax.Array:
+            chosen = jnp.roll(values, -first)[: place.plain] - alphabet.low
+            packed = _bits.pack_numbers(chosen.astype(jnp.uint32), alphabet.width)
+            return jnp.pad(packed, (0, place.room - packed.size))
+
+        words = lax.cond(fits, as_rows, as_window)
+        headers = (lengths | (parameter << LENGTH_BITS)).astype(jnp.uint32)
+        payload = _Payload(_bits.pack_numbers(headers, HEADER_BITS), words, table, rest)
+        dropped = jnp.where(fits, 0, alphabet.number - place.plain).astype(jnp.int32)
+        return payload, Memory(report=_overflow.Overflow(dropped))
+
+    def bits_of(context: Context, payload: _Payload) -> jax.Array:
+        """The bits per integer, whether they fit or not."""
+        alphabet, place = cut_of(context)
+        headers = _bits.unpack_numbers(payload.headers, HEADER_BITS, place.rows)
+        words = jnp.sum(headers & jnp.uint32(2**LENGTH_BITS - 1), dtype=jnp.int32)
+        return 32 * words.astype(jnp.float32) / alphabet.number
+
+    def receive(
+        context: Context, payload: PyTree
+    ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+        """The payload of `codec`, its integers, whether each was sent, and whether all fit."""
+        alphabet, place = cut_of(context)
+        if not alphabet.number:
+            return payload, jnp.zeros(0, jnp.int32), jnp.zeros(0, bool), jnp.bool(True)
+        headers = _bits.unpack_numbers(payload.headers, HEADER_BITS, place.rows).astype(jnp.int32)
+        lengths, parameter = headers & (2**LENGTH_BITS - 1), headers >> LENGTH_BITS
+        starts, fits, first = placed(context, lengths, place.room)
+        known = jnp.roll(lax.iota(jnp.int32, alphabet.number) < place.plain, first)
+
+        def from_rows() -> jax.Array:
+            stream = Stream(payload.words, starts, parameter, payload.table)
+            values = code.read(stream, place.length, alphabet).T.ravel()[: alphabet.number]
+            return jnp.cumsum(values + 1, dtype=jnp.int32) - 1 if are_indices else values
+
+        def from_window() -> jax.Array:
+            used = payload.words[: _bits.words(alphabet.width * place.plain)]
+            numbers = _bits.unpack_numbers(used, alphabet.width, place.plain).astype(jnp.int32)
+            padded = jnp.pad(numbers, (0, alphabet.number - place.plain))
+            sent = jnp.roll(padded, first) + alphabet.low
+            # Ascending, distinct indices in place of those that are not known.
+            rank = lax.iota(jnp.int32, alphabet.number)
+            return lax.cummax(jnp.where(known, sent - rank, 0)) + rank if are_indices else sent
+
+        values = lax.cond(fits, from_rows, from_window)
+        return integers.join(context, values, payload.rest), values, fits | known, fits
+
+    def form(drops: bool) -> Codec:
+        def kept(values: jax.Array, known: jax.Array, fits: jax.Array) -> jax.Array:
+            return jnp.where(known, values, 0) if drops else _overflow.nan_unless(fits, values)
+
+        def decode(context: Context, payload: PyTree) -> jax.Array:
+            inner, values, known, fits = receive(context, payload)
+            mean = codec.decode(context, inner)
+            if are_indices:  # Those that are not known are the indices of others.
+                lost = jnp.where(known, mean.size, values)
+                known = jnp.ones(mean.size, bool).at[lost].set(False, mode="drop")
+            return kept(mean, known[: mean.size].reshape(mean.shape), fits)
+
+        def entries(context: Context, payload: PyTree) -> Entries:
+            inner, _, known, fits = receive(context, payload)
+            assert codec.fast.entries is not None
+            indices, values = codec.fast.entries(context, inner)
+            return Entries(indices, kept(values, known, fits))
+
+        def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+            inner = codec.diagnose(context.replace(memory=Memory()), x, Memory())
+            return inner._replace(totals=inner.totals | _overflow.overflow_totals(after))
+
+        return codec.replace(
+            encode=encode,
+            decode=scattered(entries) if codec.fast.entries else decode,
+            init=no_memory,
+            diagnose=diagnose,
+            combine=None,
+            claims=claims_of_window if drops else codec.claims,
+            layout="concatenated",
+            drop_overflow=None,
+            fast=Fast(entries=entries if codec.fast.entries else None, code=name, bits=bits_of),
+        )
+
+    def bound(size: int, workers: int) -> float:
+        r"""Each integer is sent with a probability of at least p.
+
+        .. math:: \mathbb{E} \|C(x) - x\|^2 \le p\, \|Q(x) - x\|^2 + (1 - p) \|x\|^2
+
+        if the integers do not fit, for the integers of this draw. Where the contraction
+        :math:`\delta` holds in every draw, :math:`C` therefore is one with :math:`p \delta`. Where
+        it holds in expectation, draws that do not fit may be the more accurate ones. Then only
+        :math:`\delta - (1 - p)` follows.
+        """
+        context, delta = Context.of(jnp.zeros(0)), contraction_of(codec, size, workers)
+        assert delta is not None
+        bits = code.expected(likely_of(size))[0] if room is None else room
+        p = min(bits / integers.alphabet(context.replace(shape=(size,))).width, 1.0)
+        return p * delta if integers.certain else p - 1 + delta
+
+    has_bound = contraction_of(codec, 1, 1) is not None
+    claims_of_window = Claims(contraction=bound if has_bound else None)
+    return _overflow.choose_form(overflow, drop_overflow=form(True), strict=form(False))
+
+
+def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
+    r"""The bits per integer in which all of the given updates fit.
+
+    .. math:: r = \max\Big(\frac{\ell(x_1)}{m}, \frac{\ell(x_2)}{m}, \ldots\Big)
+
+    with :math:`\ell` the words that the rows of an update take, in bits, for its :math:`m`
+    integers. Each update is encoded once, with coins of its own. This does not depend on the room
+    of `codec`, and sends nothing. Run it outside of the training program, with updates of the size
+    of the units that are sent: a bucket of leaves, or a leaf.
+
+    Args:
+      codec: A codec of this package, such as `elias(dither(levels=7), room=8.0)`.
+      updates: `[samples, ...]`, updates of one unit, for instance of several steps and workers.
+      seed: The seed of the coins.
+
+    Returns:
+      The `room`, a Python float. Units that differ more over time than these need more: a margin
+      of some percent avoids overflows.
+
+    Raises:
+      ValueError: If `codec` is not a variable-length code, or there are no updates.
+
+    Example:
+      >>> import jax
+      >>> from jaxcomm.compression.codes import elias, measured_room
+      >>> from jaxcomm.compression.quantizers import dither
+      >>> updates = jax.random.normal(jax.random.key(0), (20, 5_000))
+      >>> 2.5 < measured_room(elias(dither(levels=7)), updates) < 4
+      True
+    """
+    require_codec(codec, user="measured_room")
+    bits_of = codec.fast.bits
+    if bits_of is None:
+        raise ValueError(
+            "`measured_room` needs a codec of `jaxcomm.compression.codes` itself, such as "
+            "`elias(dither(levels=7))`, without feedback."
+        )
+    if updates.ndim < 2 or not updates.size:
+        raise ValueError(
+            f"`updates` must be [samples, ...] with at least one coordinate, got the shape "
+            f"{updates.shape}."
+        )
+
+    @jax.jit
+    def length(key: jax.Array, x: jax.Array) -> jax.Array:
+        coins = Context.of(x).coins._replace(public=key, private=jax.random.fold_in(key, 1))
+        context = Context(coins, codec.init(x), shape=x.shape)
+        context = context.replace(statistics=codec.measure(context, x))
+        return bits_of(context, codec.encode(context, x)[0])
+
+    keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), len(updates))
+    each = zip(keys, updates.astype(jnp.float32), strict=True)
+    return max(float(length(key, x)) for key, x in each)

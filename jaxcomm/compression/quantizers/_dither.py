@@ -379,7 +379,7 @@ def dither(
 
     def alphabet(context: Context) -> Alphabet:
         field = choose_field(levels, bits, context.workers)
-        return Alphabet(-field.levels, field.levels)
+        return Alphabet(math.prod(context.shape), -field.levels, field.levels)
 
     def split(context: Context, payload: DitherPayload) -> tuple[jax.Array, tuple[()]]:
         field = choose_field(levels, bits, context.workers)
@@ -393,14 +393,6 @@ def dither(
         most = choose_field(levels, bits, 1).levels
         return rounded_normal(-most, most, most / chosen.of_normal(size))
 
-    integers = Integers(
-        "levels",
-        alphabet,
-        number=lambda context: math.prod(context.shape),
-        split=split,
-        join=join,
-        likely=likely,
-    )
     return Codec(
         encode=encode,
         decode=decode,
@@ -412,7 +404,7 @@ def dither(
         layout="shared_statistics",
         fast=Fast(
             exposes_nonfinite=("decode",),
-            integers=integers,
+            integers=Integers("levels", alphabet, split, join, likely),
             with_residual=with_residual,
             add=decode_onto,
         ),

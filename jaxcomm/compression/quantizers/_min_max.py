@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
 from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
@@ -148,18 +149,14 @@ def min_max_dither(*, levels: int) -> Codec:
         codes = codes.astype(jnp.uint32).reshape(context.shape)
         return MinMaxPayload(pack(codes, bits=_width(levels, context.workers)))
 
-    alphabet = Alphabet(-middle, levels - 1 - middle)
-    integers = Integers(
-        "levels",
-        lambda context: alphabet,
-        number=lambda context: math.prod(context.shape),
-        split=split,
-        join=join,
+    def alphabet(context: Context) -> Alphabet:
+        return Alphabet(math.prod(context.shape), -middle, levels - 1 - middle)
+
+    def likely(size: int) -> np.ndarray | None:
+        spread = (levels - 1) / 2 / small_peak(size)
         # The mean is at most half a step from the level that is the integer 0.
-        likely=lambda size: rounded_normal(
-            *alphabet, spread=(levels - 1) / 2 / small_peak(size), mean=0.5
-        ),
-    )
+        return rounded_normal(-middle, levels - 1 - middle, spread, mean=0.5)
+
     return Codec(
         encode=encode,
         decode=decode,
@@ -169,5 +166,5 @@ def min_max_dither(*, levels: int) -> Codec:
         diagnose=diagnose,
         claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
         layout="shared_statistics",
-        fast=Fast(integers=integers),
+        fast=Fast(integers=Integers("levels", alphabet, split, join, likely)),
     )

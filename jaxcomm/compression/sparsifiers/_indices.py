@@ -14,14 +14,17 @@ References:
   <https://doi.org/10.1145/321812.321820>`_, 1974.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomm._contract import Context
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
+from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression.sparsifiers._selection import places
 
 
@@ -113,6 +116,24 @@ def _marked(positions: jax.Array, size: int) -> jax.Array:
 def _positions(bits: jax.Array, count: int) -> jax.Array:
     """The positions of the first `count` true elements, which exist, uint32[count]."""
     return places(bits, count).astype(jnp.uint32)
+
+
+def integers_of_indices(kept: Callable[[int], int], layout: Callable[[int], IndexCode]) -> Integers:
+    """The integers of payloads whose `indices` are `kept(size)` distinct ones in this layout."""
+
+    def alphabet(context: Context) -> Alphabet:
+        size = math.prod(context.shape)
+        return Alphabet(kept(size) if size else 0, 0, max(size - 1, 0))
+
+    def split(context: Context, payload: Any) -> tuple[jax.Array, Any]:
+        indices = unpack_indices(payload.indices, layout(math.prod(context.shape)))
+        return indices.astype(jnp.int32), payload._replace(indices=())
+
+    def join(context: Context, indices: jax.Array, rest: Any) -> Any:
+        packed = pack_indices(indices.astype(jnp.uint32), layout(math.prod(context.shape)))
+        return rest._replace(indices=packed)
+
+    return Integers("indices", alphabet, split, join, lambda size: kept(size) / size, certain=True)
 
 
 class Selection(NamedTuple):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._indices import (
     IndexCode,
     choose_layout,
+    integers_of_indices,
     pack_indices,
     unpack_indices,
 )
@@ -99,31 +99,10 @@ def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
         values = jnp.where(positive, mean, -mean)
         return to_dense(values, unpack_indices(payload.indices, layout), context.shape)
 
-    def split(
-        context: Context, payload: TernaryPayload
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        indices = unpack_indices(payload.indices, layout_of(math.prod(context.shape)))
-        return indices.astype(jnp.int32), (payload.signs, payload.mean)
-
-    def join(
-        context: Context, indices: jax.Array, rest: tuple[jax.Array, jax.Array]
-    ) -> TernaryPayload:
-        layout = layout_of(math.prod(context.shape))
-        return TernaryPayload(pack_indices(indices.astype(jnp.uint32), layout), *rest)
-
-    integers = Integers(
-        "indices",
-        lambda context: Alphabet(0, max(math.prod(context.shape) - 1, 0)),
-        number=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
-        split=split,
-        join=join,
-        likely=lambda size: kept(size) / size,
-        certain=True,
-    )
     return Codec(
         encode=encode,
         decode=decode,
         claims=Claims(contraction=lambda size, workers: min(kept(size) / size, 1 / kept(size))),
         scope="leaf",
-        fast=Fast(integers=integers),
+        fast=Fast(integers=integers_of_indices(kept, layout_of)),
     )

@@ -9,12 +9,11 @@ from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
 from jaxcomm.compression._bits import require_countable
-from jaxcomm.compression._integers import Alphabet, Integers
 from jaxcomm.compression.sparsifiers._indices import (
     IndexCode,
     Selection,
     choose_layout,
-    pack_indices,
+    integers_of_indices,
     unpack_indices,
 )
 from jaxcomm.compression.sparsifiers._largest import largest
@@ -148,23 +147,6 @@ def top_k(
         # A bfloat16 keeps 8 bits of each value.
         return least / width * (1 - 2.0**-16 if dtype == jnp.bfloat16 else 1)
 
-    def split(context: Context, payload: SparsePayload) -> tuple[jax.Array, jax.Array]:
-        layout = layout_of(math.prod(context.shape))
-        return unpack_indices(payload.indices, layout).astype(jnp.int32), payload.values
-
-    def join(context: Context, indices: jax.Array, values: jax.Array) -> SparsePayload:
-        layout = layout_of(math.prod(context.shape))
-        return SparsePayload(pack_indices(indices.astype(jnp.uint32), layout), values)
-
-    integers = Integers(
-        "indices",
-        lambda context: Alphabet(0, max(math.prod(context.shape) - 1, 0)),
-        number=lambda context: kept(math.prod(context.shape)) if math.prod(context.shape) else 0,
-        split=split,
-        join=join,
-        likely=lambda size: kept(size) / size,
-        certain=True,
-    )
     are_distinct = block_size is None and sample_ratio is None
     return Codec(
         encode=encode,
@@ -172,7 +154,7 @@ def top_k(
         claims=Claims(contraction=contraction),
         fast=Fast(
             entries=entries,
-            integers=integers if are_distinct else None,
+            integers=integers_of_indices(kept, layout_of) if are_distinct else None,
             selection=Selection(
                 choose=lambda public, flat: choose(flat),
                 layout=layout_of,

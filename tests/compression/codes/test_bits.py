@@ -39,8 +39,7 @@ def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -
 
     integers = Integers(
         kind,
-        lambda context: Alphabet(low, high),
-        number=lambda context: x_size(context) if count is None else count,
+        lambda context: Alphabet(x_size(context) if count is None else count, low, high),
         split=lambda context, payload: (payload.integers, ()),
         join=lambda context, integers, rest: Plain(integers),
     )
@@ -147,7 +146,7 @@ def test_rans(low: int, high: int) -> None:
     np.testing.assert_array_equal(decoded, given)
     width = (high - low).bit_length()
     for which, row in enumerate(given.astype(int).tolist()):
-        counts = np.asarray(_bits.unpack_numbers(payload.table.packed[which], 16, high - low + 1))
+        counts = np.asarray(_bits.unpack_numbers(payload.table[which], 16, high - low + 1))
         counted = np.bincount(np.array(row) - low, minlength=high - low + 1)
         assert counts.sum() == 2**14 and np.all((counts > 0) == (counted > 0))
         headers = np.asarray(_bits.unpack_numbers(payload.headers[which], 16, rows))
@@ -176,5 +175,5 @@ def test_the_largest_integers(code: Any) -> None:
     given = np.float32([[most, -most, 0, 1, -1, most // 2, 2**20, -5] * 9])
     _, decoded, _ = both(code(plain(-(2**30) + 1, 2**30 - 1), **ROOMY))(given)
     np.testing.assert_array_equal(decoded, given)
-    with pytest.raises(ValueError, match=r"integers up to 1073741823 in magnitude.* 1073741824"):
+    with pytest.raises(ValueError, match="at most 2147483647 levels, but the codec has 2147483649"):
         both(code(plain(-(2**30), 2**30), **ROOMY))(given)

@@ -205,8 +205,6 @@ def test_mistakes() -> None:
         mean_of(rans(dither(levels=4095)))(given())
     with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):
         mean_of(elias(dither(levels=2**20)))(given())
-    with pytest.raises(ValueError, match="`quantile` must be a Python float in"):
-        measured_room(elias(inner), given(), quantile=1.5)
     with pytest.raises(ValueError, match="without feedback"):
         measured_room(error_feedback(elias(inner)), given())
     with pytest.raises(ValueError, match=r"`updates` must be \[samples, ...\].* \(5,\)"):
