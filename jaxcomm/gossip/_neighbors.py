@@ -46,13 +46,11 @@ def _paired_rounds(matrix: np.ndarray) -> list[Round]:
     return [(*matching, *((j, i) for i, j in matching)) for matching in matchings]
 
 
-def toward(
-    local: list[jax.Array], received: list[jax.Array], weight: jax.Array
-) -> tuple[list[jax.Array], jax.Array]:
-    r""":math:`W_{ij} (x_j - x_i)` of each unit, and :math:`W_{ij} \|x_j - x_i\|^2`."""
-    differences = [x - y for x, y in zip(received, local, strict=True)]
-    squares = sum(jnp.sum(jnp.square(x)) for x in differences)
-    return [weight * x for x in differences], weight * squares
+def toward(local: PyTree, received: PyTree, weight: jax.Array) -> tuple[PyTree, jax.Array]:
+    r""":math:`W_{ij} (x_j - x_i)` of each array, and :math:`W_{ij} \|x_j - x_i\|^2`."""
+    differences = jax.tree.map(jnp.subtract, received, local)
+    squares = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(differences))
+    return jax.tree.map(lambda x: weight * x, differences), weight * squares
 
 
 class MixingStep(NamedTuple):

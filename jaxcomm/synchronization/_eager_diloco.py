@@ -16,6 +16,7 @@ from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._exchange import Period, period_of, require_aggregator
+from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -28,7 +29,6 @@ from jaxcomm.synchronization._weighted_average import (
     updates_to,
     weighted_average,
 )
-from jaxcomm.synchronization._wide import wide
 
 
 class OwnState(NamedTuple):

@@ -14,6 +14,7 @@ from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Averaging, averaging_round, updates_of
+from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -23,7 +24,6 @@ from jaxcomm.synchronization._weighted_average import (
     require_params,
     takes_part,
 )
-from jaxcomm.synchronization._wide import wide
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
 """The number of steps between exchanges; or a function of the number of steps so far, int32[]."""

@@ -13,7 +13,7 @@ from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
 from jaxcomm._mesh import zeros_as
 from jaxcomm._require import same_model_state
 from jaxcomm.metrics._reduced import added, apart, none_yet, together
-from jaxcomm.synchronization._wide import wide
+from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._windows import require_stale_params
 
 

@@ -15,6 +15,7 @@ from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import Averaging, averaging_round, updates_of
 from jaxcomm.synchronization._exchange import Period, is_due, period_of
+from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.synchronization._weighted_average import (
     WeightedAverage,
     apply_finite_step,
@@ -25,7 +26,6 @@ from jaxcomm.synchronization._weighted_average import (
     require_params,
     takes_part,
 )
-from jaxcomm.synchronization._wide import narrow, wide
 
 
 class PrSgdState(NamedTuple):

@@ -21,8 +21,8 @@ from jaxcomm.synchronization._clock import Windows, windows
 from jaxcomm.synchronization._microbatches import GradientSums
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._triggers import all_workers, deadline
-from jaxcomm.synchronization._wide import wide
 
 RECENT = 5  # The number of mini-batches whose median time predicts whether another one fits.
 

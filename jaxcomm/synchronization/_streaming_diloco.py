@@ -26,6 +26,7 @@ from jaxcomm.synchronization._fragments import (
     joined,
     parts_of,
 )
+from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._weighted_average import (
     apply_finite_step,
     displacement,
@@ -36,7 +37,6 @@ from jaxcomm.synchronization._weighted_average import (
     takes_part,
     updates_to,
 )
-from jaxcomm.synchronization._wide import wide
 
 
 class StreamingState(NamedTuple):

@@ -12,7 +12,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import own_weight, presence, weight_dtype
-from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization._trees import narrow, wide
 
 
 class Steps(NamedTuple):

@@ -11,7 +11,7 @@ from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, parts_of_value
 from jaxcomm.metrics._reduced import divided, require_stated
 from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
-from jaxcomm.synchronization._wide import narrow
+from jaxcomm.synchronization._trees import narrow
 
 AverageOver = Literal["minibatches", "workers"]
 

@@ -24,8 +24,8 @@ from jaxcomm.synchronization._fragments import (
     joined,
 )
 from jaxcomm.synchronization._streaming_diloco import StreamingState
+from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.synchronization._weighted_average import displacement, takes_part
-from jaxcomm.synchronization._wide import narrow, wide
 from jaxcomm.training._arguments import Step, typed_as, unshared
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._means import Metrics

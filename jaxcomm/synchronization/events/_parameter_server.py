@@ -9,9 +9,8 @@ import optax
 
 from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_transformation
-from jaxcomm.synchronization.events._messages import bytes_of, message
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import row, rows_of, scaled, with_row
+from jaxcomm.synchronization._trees import row, rows_of, scaled, with_row
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, message, sent
 
 
 class ServerState(NamedTuple):

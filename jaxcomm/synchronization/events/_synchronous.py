@@ -10,11 +10,9 @@ from jax import lax
 from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._require import require_int
-from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization._trees import chosen, narrow, plus, scaled, wide
 from jaxcomm.synchronization._windows import InFlight
-from jaxcomm.synchronization.events._messages import bytes_of
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import chosen, plus, scaled
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
 
 
 class StepState(NamedTuple):
