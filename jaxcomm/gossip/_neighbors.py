@@ -14,9 +14,8 @@ from jaxcomm._collectives import Message
 from jaxcomm._contract import AxisName, Coins, PyTree
 from jaxcomm._mesh import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
-from jaxcomm.gossip._matchings import to_matchings
-from jaxcomm.gossip._mixing_plan import Mixing
-from jaxcomm.gossip._rounds import Round, to_rounds
+from jaxcomm.gossip._matchings import Round, to_matchings, to_rounds
+from jaxcomm.gossip._mixing import Mixing, off_diagonal
 
 
 class MessageRound(NamedTuple):
@@ -178,7 +177,7 @@ class MixingStep(NamedTuple):
 
     def outgoing_weight(self) -> jax.Array:
         r"""The fraction of its value that this worker sends: :math:`\sum_{j \ne i} W_{ji}`."""
-        off = np.stack([m - np.diag(np.diag(m)) for m in self.mixing.matrices])
+        off = np.stack([*map(off_diagonal, self.mixing.matrices)])
         me = _axis.index(self.axis_name)
         to_each = jnp.asarray(off.transpose(0, 2, 1), self.wide)[:, me]  # [matrices, n]
         if self.present is not None:

@@ -9,10 +9,14 @@ from jaxcomm.synchronization.events._decoupled_diloco import decoupled_diloco
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
 from jaxcomm.synchronization.events._lazy import lag_ps, lag_wk, laq
-from jaxcomm.synchronization.events._parameter_server import inverse_staleness, parameter_server
+from jaxcomm.synchronization.events._parameter_server import (
+    backup_workers,
+    bulk_synchronous,
+    inverse_staleness,
+    parameter_server,
+    stale_synchronous,
+)
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._stale_synchronous import stale_synchronous
-from jaxcomm.synchronization.events._synchronous import backup_workers, bulk_synchronous
 from jaxcomm.synchronization.events._without_server import (
     Subproblem,
     asynchronous_pairs,

@@ -1,6 +1,5 @@
 """The event engine: a scan over the gradients that workers finish, in the order of a clock."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -235,8 +234,4 @@ def event_loop(
         return lax.scan(lambda carry, _: take(carry), progress, length=events)
 
     jax.eval_shape(draw, jnp.zeros((), jnp.int32))
-    return EventLoop(start, run, functools.partial(_model, policy))
-
-
-def _model(policy: Policy, progress: Progress) -> PyTree:
-    return policy.model(progress.policy)
+    return EventLoop(start, run, lambda progress: policy.model(progress.policy))

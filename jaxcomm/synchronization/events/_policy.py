@@ -60,16 +60,6 @@ def sent(
     return Sent(*(jnp.asarray(count, jnp.int32) for count in counts))
 
 
-def all_idle(state: PyTree, idle: jax.Array) -> jax.Array:
-    """The `begins` of a policy whose workers never wait."""
-    return idle
-
-
-def unchanged(work: Work) -> Work:
-    """The `work` of a policy whose workers compute what the user's function computes."""
-    return work
-
-
 class Policy(NamedTuple):
     """Who waits for whom, and what the parameters become: pure functions of one state.
 
@@ -95,8 +85,8 @@ class Policy(NamedTuple):
     point: Callable[[Any, Event], PyTree]
     finish: Callable[[Any, Event, PyTree], tuple[Any, Sent]]
     model: Callable[[Any], PyTree]
-    begins: Callable[[Any, jax.Array], jax.Array] = all_idle
-    work: Callable[[Work], Work] = unchanged
+    begins: Callable[[Any, jax.Array], jax.Array] = lambda state, idle: idle
+    work: Callable[[Work], Work] = lambda work: work
     restarts: bool = False
 
 
@@ -132,11 +122,8 @@ def message(codec: Codec | None) -> EventMessage:
     def init(tree: PyTree) -> PyTree:
         return [codec.init(x.astype(jnp.float32)) for x in jax.tree.leaves(tree)]
 
-    def context_of(memory: Any, key: jax.Array, x: jax.Array) -> Context:
-        return Context(Coins(*jax.random.split(key)), memory, shape=x.shape)
-
     def encoded(memory: Any, key: jax.Array, x: jax.Array) -> tuple[Context, PyTree, Any]:
-        context = context_of(memory, key, x)
+        context = Context(Coins(*jax.random.split(key)), memory, shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         return context, *codec.encode(context, x)
 
