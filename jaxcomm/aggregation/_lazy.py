@@ -53,11 +53,11 @@ EXACT = Codec(
 
 
 class Upload(NamedTuple):
-    """What a worker keeps for one unit: `Memory.own`. All units have one `skipped`."""
+    """What is kept of a worker's uploads; on a mesh `Memory.own`. All units have one `skipped`."""
 
-    last: Any  # Sum, of all uploaded innovations: what the others know of this worker
-    error: Any  # float32[], the mean square of the rounding error of the last upload
-    skipped: Any  # float32[], steps since then; a float, so that it has a mean over workers
+    last: Any  # the sum of all uploaded innovations: what the others know of this worker
+    error: Any  # float32[], the squared rounding error of the last upload; on a mesh its mean
+    skipped: Any  # the steps since then; on a mesh float32[], so that it has a mean over workers
 
 
 class Aggregate(NamedTuple):
@@ -67,63 +67,59 @@ class Aggregate(NamedTuple):
     squares: Any  # float32[memory], the mean squares of the last aggregates, the newest first
 
 
-def first_memory(x: jax.Array, memory: int, max_skip: int) -> Memory:
+def uploads_now(
+    sent: jax.Array,
+    change: jax.Array,
+    rounding: jax.Array,
+    overdue: jax.Array,
+    strict: bool = False,
+) -> jax.Array:
+    r"""The rule of lazy uploads: whether a worker uploads its innovation, bool[].
+
+    .. math:: \|\delta_i\|^2 \ge \text{change}
+              + 3 \big(\|\epsilon_i\|^2 + \|\hat\epsilon_i\|^2\big)
+
+    Args:
+      sent: The squared norm of the innovation, as others would decode it.
+      change: That of recent changes, times the threshold.
+      rounding: The sum of those of the rounding errors, of this innovation and the last upload.
+      overdue: Whether it uploads in any case.
+      strict: Whether the innovation must exceed the limit.
+    """
+    limit = change + 3 * rounding
+    # Negated, so that NaN is uploaded.
+    return ~(sent <= limit if strict else sent < limit) | overdue
+
+
+def uploaded(own: Upload, uploads: jax.Array, last: PyTree, error: jax.Array) -> Upload:
+    """What is kept after a step, with the new sum of innovations and the error of this one."""
+    return Upload(
+        last, jnp.where(uploads, error, own.error), jnp.where(uploads, 0, own.skipped + 1)
+    )
+
+
+def remembered(squares: jax.Array, newest: jax.Array) -> jax.Array:
+    """The last squared changes, the newest first."""
+    return jnp.concatenate([newest[None], squares[:-1]])
+
+
+def _first_memory(x: jax.Array, memory: int, max_skip: int) -> Memory:
     """Nothing was uploaded, all aggregates were 0, and all must upload in the first step."""
     zero, overdue = jnp.zeros((), jnp.float32), jnp.array(max_skip, jnp.float32)
     squares = jnp.zeros(memory, jnp.float32)
     return Memory(Upload(no_sum(x), zero, overdue), Aggregate(no_sum(x), squares))
 
 
-def mean_square(x: jax.Array) -> jax.Array:
-    """The mean of the squares, float32[]."""
+def _mean_square(x: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(x))
 
 
-def is_worth_it(
-    memories: list[Memory], sent: list[jax.Array], errors: list[jax.Array], threshold: float
-) -> jax.Array:
-    r"""Whether a worker uploads its innovation, bool[].
-
-    .. math:: \|\delta_i\|^2 \ge \frac{\xi}{D} \sum_{d=1}^{D} \|\bar x^{t-d}\|^2
-              + 3 \big(\|\epsilon_i\|^2 + \|\hat\epsilon_i\|^2\big)
-
-    Sums are over all units. With a threshold of 0, it is always.
-
-    Args:
-      memories: The memory of each unit.
-      sent: The innovation of each unit, as others would decode it.
-      errors: float32[] each, the mean square of its rounding error.
-      threshold: The number :math:`\xi`.
-    """
-    if threshold == 0:
-        return jnp.array(True)
-
-    def total(mean_squares: Iterable[jax.Array]) -> jax.Array:
-        """The squared norm of all units together."""
-        each = zip(sent, mean_squares, strict=True)
-        return sum((x.size * square for x, square in each), jnp.float32(0))
-
-    change = total(jnp.mean(each.shared.squares) for each in memories)
-    rounding = total(errors) + total(each.own.error for each in memories)
-    return total(map(mean_square, sent)) >= threshold * change + 3 * rounding
-
-
-def uploaded(own: Upload, uploads: jax.Array, innovation: jax.Array, sent: jax.Array) -> Upload:
-    """The memory after a step in which `sent` was decoded, which is 0 if nothing was uploaded."""
-    return Upload(
-        add(own.last, sent),
-        jnp.where(uploads, mean_square(innovation - sent), own.error),
-        jnp.where(uploads, 0, own.skipped + 1),
-    )
-
-
-def aggregated(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
+def _aggregated(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
     """The `finalize` of lazy uploads: the mean of innovations is added to the aggregate."""
     del payload
     before = context.memory.shared
     total = add(before.mean, mean)
-    newest = mean_square(total.total)[None]
-    squares = jnp.concatenate([newest, before.squares[:-1]])
+    squares = remembered(before.squares, _mean_square(total.total))
     return total.total, Memory(context.memory.own, Aggregate(total, squares))
 
 
@@ -258,7 +254,7 @@ def lazy(
                 "`lazy` takes a codec without memory: what is not sent stays in the difference to "
                 "the last upload. Remove the feedback around this codec."
             )
-        return first_memory(x, memory, max_skip)
+        return _first_memory(x, memory, max_skip)
 
     def exchange(parts: list[Part]) -> Exchanged:
         memories = [part.context.memory for part in parts]
@@ -278,9 +274,19 @@ def lazy(
         for part in plain:
             content, _ = encode_local(inner, part.context, part.x)
             decoded.append(decode_local(inner, part.context, content))
-        errors = [mean_square(part.x - q) for part, q in zip(plain, decoded, strict=True)]
-        overdue = memories[0].own.skipped >= max_skip
-        uploads = is_worth_it(memories, decoded, errors, threshold) | overdue
+        errors = [_mean_square(part.x - q) for part, q in zip(plain, decoded, strict=True)]
+
+        def total(mean_squares: Iterable[jax.Array]) -> jax.Array:
+            """The squared norm of all units together."""
+            each = zip(decoded, mean_squares, strict=True)
+            return sum((x.size * square for x, square in each), jnp.float32(0))
+
+        uploads = uploads_now(
+            total(map(_mean_square, decoded)),
+            threshold * total(jnp.mean(each.shared.squares) for each in memories),
+            total(errors) + total(each.own.error for each in memories),
+            overdue=(memories[0].own.skipped >= max_skip) | (threshold == 0),
+        )
         non_finite = ~all_finite(part.x for part in parts)
         none_finite, anyone = _anywhere(axis_name, [non_finite, uploads])
         given = [part._replace(x=jnp.where(uploads, part.x, 0)) for part in plain]
@@ -297,13 +303,13 @@ def lazy(
             return zeros[0], zeros[1], jnp.array(True)
 
         means, sent, fits = collective_cond(anyone & ~none_finite, send, skip)
+        owns = [
+            uploaded(each.own, uploads, add(each.own.last, q), _mean_square(part.x - q))
+            for each, part, q in zip(memories, plain, sent, strict=True)
+        ]
         parts = [
-            part._replace(
-                memory=Memory(uploaded(before.own, uploads, change.x, q), before.shared), mean=mean
-            )
-            for part, before, change, q, mean in zip(
-                parts, memories, plain, sent, means, strict=True
-            )
+            part._replace(memory=Memory(own, part.context.memory.shared), mean=mean)
+            for part, own, mean in zip(parts, owns, means, strict=True)
         ]
         return Exchanged(parts, fits & ~none_finite, lambda: sent)
 
@@ -313,6 +319,6 @@ def lazy(
         return Diagnostics(x - context.memory.own.last.total, ratios=ratios)
 
     unit_codec = inner.replace(
-        init=init, finalize=aggregated, diagnose=diagnose, drop_overflow=None
+        init=init, finalize=_aggregated, diagnose=diagnose, drop_overflow=None
     )
     return coded_mean(axis_name, unit_codec, exchange, options)

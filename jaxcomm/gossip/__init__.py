@@ -4,23 +4,24 @@ Graphs need networkx, and :func:`matcha_plan` needs cvxpy: `pip install "jaxcomm
 mixing matrix needs neither.
 """
 
-from jaxcomm.gossip._ad_psgd import ad_psgd
-from jaxcomm.gossip._choco_sgd import choco_sgd, choco_step_size
-from jaxcomm.gossip._d2 import d2
-from jaxcomm.gossip._deep_squeeze import deep_squeeze
-from jaxcomm.gossip._dpsgd import dpsgd, matcha
-from jaxcomm.gossip._draw import draw
-from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
+from jaxcomm.gossip._compressed import choco_sgd, choco_step_size, deep_squeeze
+from jaxcomm.gossip._dpsgd import ad_psgd, d2, dpsgd, matcha
+from jaxcomm.gossip._gossiped import Mixed, gossiped, periodic_averaging, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
-from jaxcomm.gossip._mixing import Spectral, mixing_matrix, spectral
-from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._matchings import to_rounds
+from jaxcomm.gossip._mixing import Mixing, Spectral, mixing_matrix, spectral
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._noloco import noloco
-from jaxcomm.gossip._periodic_averaging import periodic_averaging
-from jaxcomm.gossip._random_pairs import random_pairs
-from jaxcomm.gossip._rounds import to_rounds
 from jaxcomm.gossip._sgp import sgp
-from jaxcomm.gossip._to_mixing import cyclic, lazy_mixing, random_periodic, randomized, to_mixing
+from jaxcomm.gossip._to_mixing import (
+    cyclic,
+    draw,
+    lazy_mixing,
+    random_pairs,
+    random_periodic,
+    randomized,
+    to_mixing,
+)
 from jaxcomm.gossip._topologies import (
     complete,
     erdos_renyi,

@@ -1,16 +1,24 @@
-"""D-PSGD: local steps, followed by averages over neighbors."""
+"""Gossip of whole parameters: D-PSGD, MATCHA, AD-PSGD with stale updates, and D2."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm.gossip._agreeing import agreeing
-from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
+from jaxcomm.compression.feedback._shifted import Sum, add, no_sum
+from jaxcomm.gossip._extras import networkx as nx
+from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._matcha_plan import MatchaPlan
+from jaxcomm.gossip._matchings import matchings_of
 from jaxcomm.gossip._neighbors import MixingStep
+from jaxcomm.gossip._to_mixing import agreeing, one_of_pairs
 
 Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
@@ -22,7 +30,6 @@ def dpsgd(
     axis_name: AxisName = "data",
     order: Order = "combine_then_adapt",
     seed: int = 0,
-    key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decentralized parallel SGD (D-PSGD): workers average only with their neighbors.
@@ -43,7 +50,6 @@ def dpsgd(
       axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       order: `"combine_then_adapt"` or `"adapt_then_combine"`.
       seed: Seed for random mixing.
-      key: A typed threefry key that replaces `seed`.
       diagnostics: Whether the state's field `diagnostics` reports the `disagreement`
         :math:`\sum_{ij} W_{ij} \|x_i - x_j\|^2` of the step and the `skipped_steps` of all workers
         so far. Each of these two adds one float32 to an all-reduce. The field also reports
@@ -113,7 +119,6 @@ def dpsgd(
         lambda units: (),
         method,
         seed=seed,
-        key=key,
         diagnostics=diagnostics,
         axis_name=axis_name,
     )
@@ -126,7 +131,6 @@ def matcha(
     axis_name: AxisName = "data",
     order: Order = "adapt_then_combine",
     seed: int = 0,
-    key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""D-PSGD in which each matching of the graph is active in only a fraction of the steps.
@@ -143,7 +147,6 @@ def matcha(
       axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       order: As for :func:`dpsgd`.
       seed: Seed of the draws.
-      key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`; `rounds` is the number of active matchings.
 
     Returns:
@@ -164,6 +167,131 @@ def matcha(
     """
     if not isinstance(plan, MatchaPlan):
         raise ValueError(f"`plan` must be a plan of `gossip.matcha_plan`, got {plan!r}.")
-    return dpsgd(
-        plan, axis_name=axis_name, order=order, seed=seed, key=key, diagnostics=diagnostics
-    )
+    return dpsgd(plan, axis_name=axis_name, order=order, seed=seed, diagnostics=diagnostics)
+
+
+@names_itself
+def ad_psgd(
+    graph: nx.Graph | Sequence[Sequence[Sequence[int]]],
+    *,
+    staleness: int = 1,
+    axis_name: AxisName = "data",
+    seed: int = 0,
+    diagnostics: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Asynchronous decentralized SGD (AD-PSGD) on a mesh: synchronous steps with stale gradients.
+
+    .. math:: x^{k+1} = W_k x^k + \Delta^{k - \tau}, \qquad
+              x_i, x_j \gets \tfrac{1}{2} (x_i + x_j) \;\text{ for } \{i, j\} \in M_k
+
+    All workers draw the same random matching :math:`M_k` in each step. A worker sends its
+    parameters once per step, or not at all if it has no partner.
+
+    Args:
+      graph: A connected networkx graph, which is decomposed into matchings; or the matchings
+        themselves, as lists of edges.
+      staleness: :math:`\tau`, an int of at least 0. A worker stores this number of its updates.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
+      seed: Seed of the draws.
+      diagnostics: As for :func:`dpsgd`.
+
+    Returns:
+      A transformation as returned by :func:`dpsgd`.
+
+    Raises:
+      ValueError: If `staleness` is negative, the graph is directed or not connected, or a matching
+        contains two edges of the same worker. In `update`, if the state has another `staleness`.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.ad_psgd(gossip.hypercube(8), staleness=2))
+
+    References:
+      Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient Descent
+      <https://arxiv.org/abs/1710.06952>`_, 2018.
+
+    Differs from the paper: all workers step together and have the same staleness. In the paper,
+    workers proceed asynchronously. Here, all pairs of a matching average at once.
+    """
+    if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
+        raise ValueError(f"`staleness` must be a Python int of at least 0, got {staleness!r}.")
+    mixing = one_of_pairs(*matchings_of(graph))
+
+    def start(units: list[jax.Array]) -> list[list[jax.Array]]:
+        return [[*map(jnp.zeros_like, units)] for _ in range(staleness)]
+
+    def method(
+        mixing_step: MixingStep,
+        pending: list[list[jax.Array]],
+        x: list[jax.Array],
+        steps: list[jax.Array],
+    ) -> Mixed:
+        due, *later = [*pending, steps]
+        differences, disagreement = mixing_step.weighted_differences(x)
+        return Mixed([a + b for a, b in zip(due, differences, strict=True)], later, disagreement)
+
+    return gossiped(mixing, start, method, seed=seed, diagnostics=diagnostics, axis_name=axis_name)
+
+
+@names_itself
+def d2(
+    mixing: Any, *, axis_name: AxisName = "data", diagnostics: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    r"""Decentralized SGD that removes the effect of gradient variance between workers (D2).
+
+    .. math:: x_i^{k+1} = \sum_j W_{ij} y_j, \qquad
+              y_i = 2 x_i^k - x_i^{k-1} + \Delta_i^k - \Delta_i^{k-1}, \qquad y_i^0 = x_i^0 +
+              \Delta_i^0
+
+    It is computed as :math:`c_i \gets c_i + \sum_j W_{ij} (y_j - y_i)` with :math:`y_i = x_i +
+    \Delta_i + c_i`, then :math:`x_i \gets x_i + \Delta_i + c_i`. The corrections :math:`c_i` add to
+    0 over workers. Each is stored with its rounding error, so that the mean does not drift.
+
+    With updates :math:`\Delta = -\gamma g` at a constant learning rate :math:`\gamma`, D2 converges
+    to the optimum of the mean loss, while D-PSGD does not. A worker sends its parameters once to
+    each neighbor.
+
+    Args:
+      mixing: A networkx graph, or a symmetric matrix [n, n] whose eigenvalues are above -1/3.
+      axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
+      diagnostics: As for :func:`dpsgd`.
+
+    Returns:
+      A transformation as returned by :func:`dpsgd`. It stores two arrays of the size of the
+      parameters on each worker. Use it after plain SGD without momentum.
+
+    Raises:
+      ValueError: If the graph is directed or not connected, the mixing changes between steps, or
+        an eigenvalue is -1/3 or less. D2 then diverges; use `gossip.lazy_mixing(mixing)`.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.d2(gossip.lazy_mixing(gossip.ring(8))))
+
+    References:
+      Tang et al., `D2: Decentralized Training over Decentralized Data
+      <https://arxiv.org/abs/1803.07068>`_, 2018.
+    """
+    mixing = require_fixed(require_symmetric(agreeing(mixing), "d2"), "d2")
+    smallest = float(np.linalg.eigvalsh(mixing.matrices[0])[0])
+    if smallest <= -1 / 3 + 1e-9:
+        raise ValueError(
+            f"`d2` diverges if an eigenvalue of the mixing matrix is -1/3 or less, got "
+            f"{smallest:.4f}: use `gossip.lazy_mixing(mixing)`, whose eigenvalues are not negative."
+        )
+
+    def start(units: list[jax.Array]) -> list[Sum]:
+        return [*map(no_sum, units)]
+
+    def method(
+        mixing_step: MixingStep, memory: list[Sum], x: list[jax.Array], steps: list[jax.Array]
+    ) -> Mixed:
+        corrected = [a + b + c.total for a, b, c in zip(x, steps, memory, strict=True)]
+        differences, disagreement = mixing_step.weighted_differences(corrected)
+        after = [*map(add, memory, differences)]
+        changes = [b + c.total for b, c in zip(steps, after, strict=True)]
+        return Mixed(changes, after, disagreement)
+
+    return gossiped(mixing, start, method, diagnostics=diagnostics, axis_name=axis_name)

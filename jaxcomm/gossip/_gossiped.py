@@ -18,7 +18,7 @@ from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import own_weight, presence, require_axis_name
 from jaxcomm._resize import resized_by, total_on_the_first
-from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
 
 
@@ -106,7 +106,6 @@ def gossiped(
     axis_name: AxisName = "data",
     average: Average = plain_average,
     seed: int = 0,
-    key: jax.Array | None = None,
     diagnostics: bool = False,
     in_pairs: bool = False,
     weighs_steps: bool = True,
@@ -126,7 +125,6 @@ def gossiped(
       method: The step of a worker.
       average: Computes the exact mean over all workers, and their memory after it.
       seed: Seed of the workers' draws.
-      key: A typed threefry key that replaces `seed`.
       diagnostics: Whether the state's field `diagnostics` reports the `disagreement`,
         `skipped_steps` and `rounds`.
       in_pairs: Whether the sender and the receiver of each message exchange messages in one round.
@@ -207,19 +205,15 @@ def gossiped(
     def init_fn(params: PyTree) -> GossipState:
         require_workers()
         memory = start(units_of(params, _dtypes(params)[1])[0])
-        zeros = (
-            dict.fromkeys(("disagreement", "skipped_steps", "rounds"), jnp.zeros((), jnp.float32))
-            if diagnostics
-            else ()
-        )
+        reported, zero = ("disagreement", "skipped_steps", "rounds"), jnp.zeros((), jnp.float32)
         return GossipState(
-            key=_noise.make_key(seed, key),
+            key=_noise.make_key(seed, None),
             step=jnp.zeros((), jnp.uint32),
             own=resized_by(_axis.marked(memory, axis_name), lambda old, new: new),
             skipped_steps=resized_by(
                 _axis.marked(jnp.zeros((), jnp.int32), axis_name), total_on_the_first
             ),
-            diagnostics=zeros,
+            diagnostics=dict.fromkeys(reported, zero) if diagnostics else (),
         )
 
     def update_fn(
@@ -268,20 +262,13 @@ def gossiped(
             disagreement = disagreement.astype(jnp.float32)
             if shard_axes:
                 disagreement = lax.psum(disagreement, shard_axes)
-            report = {
-                **lax.psum(
-                    {
-                        "disagreement": disagreement,
-                        "skipped_steps": skipped_steps.astype(jnp.float32),
-                    },
-                    axis_name,
-                ),
-                "rounds": jnp.sum(
-                    lengths
-                    if mixing_step.flags is None
-                    else jnp.where(mixing_step.flags, lengths, 0)
-                ),
+            summed = {
+                "disagreement": disagreement,
+                "skipped_steps": skipped_steps.astype(jnp.float32),
             }
+            flags = mixing_step.flags
+            rounds = lengths if flags is None else jnp.where(flags, lengths, 0)
+            report = {**lax.psum(summed, axis_name), "rounds": jnp.sum(rounds)}
         return join(changes), GossipState(
             key=state.key,
             step=following(state.step, mixing.period),
@@ -356,3 +343,72 @@ def _with_exact_mean(
         )
 
     return collective_cond(flag, averaged, lambda _: (changes, memory))
+
+
+class ExactAverageState(NamedTuple):
+    """The state of `periodic_averaging`; equal on all workers except as `gossip` marks."""
+
+    step: jax.Array  # int32[]
+    gossip: Any
+
+
+def periodic_averaging(
+    period: int, gossip: optax.GradientTransformation | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Gossip that sets all workers to their exact mean in every k-th step.
+
+    .. math:: x_i \gets \frac{1}{n} \sum_j x_j \text{ after the step of gossip,} \qquad\text{or of
+              push-sum}\quad \frac{\sum_j w_j x_j}{\sum_j w_j},\quad w_i \gets \frac{1}{n} \sum_j
+              w_j = 1
+
+    The state of the method is adjusted: copies of neighbors become the mean, residuals become 0,
+    and messages in flight arrive. The corrections of D2 and the pending updates of AD-PSGD do not
+    change, because they apply to updates.
+
+    These steps send an all-reduce of the parameters, in float32 at least; the other steps send
+    none. Optax adds the update to the parameters, so workers are equal up to the rounding of this
+    addition. Absent workers (`present`) are not averaged and do not change.
+
+    Args:
+      period: k, an int of at least 1.
+      gossip: A method of :mod:`jaxcomm.gossip`.
+
+    Returns:
+      A transformation that replaces `gossip`, to place after the optimizer.
+
+    Raises:
+      ValueError: If `period` is not a positive int, or `gossip` is not a gossip method.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> push = gossip.sgp(gossip.one_peer_exponential(8))
+      >>> tx = optax.chain(optax.sgd(0.1), gossip.periodic_averaging(10, push))
+    """
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
+    if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
+        raise ValueError(
+            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
+            "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "
+            "the method alone."
+        )
+    inner = optax.with_extra_args_support(gossip)
+
+    def init_fn(params: PyTree) -> ExactAverageState:
+        return ExactAverageState(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update_fn(
+        updates: PyTree,
+        state: ExactAverageState,
+        params: PyTree = None,
+        *,
+        exact: jax.Array | bool = False,
+        **extra_args: Any,
+    ) -> tuple[PyTree, ExactAverageState]:
+        step = following(state.step, period)
+        now = (step % period == 0) | jnp.asarray(exact)
+        updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
+        return updates, ExactAverageState(step, after)
+
+    return Aggregator(init_fn, update_fn, gossip.axes, "gossip")

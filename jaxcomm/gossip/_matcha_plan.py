@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcomm.gossip._extras import cvxpy, is_graph, optimize
+from jaxcomm.gossip._extras import cvxpy, optimize
 from jaxcomm.gossip._extras import networkx as nx
-from jaxcomm.gossip._matchings import Matching, require_matchings, to_matchings
-from jaxcomm.gossip._mixing import laplacian
-from jaxcomm.gossip._topologies import require_graph
+from jaxcomm.gossip._matchings import Matching, matchings_of, pair_average
 
 
 class MatchaPlan(NamedTuple):
@@ -45,11 +43,8 @@ class MatchaPlan(NamedTuple):
 
 def laplacians_of(workers: int, matchings: Sequence[Matching]) -> np.ndarray:
     """The Laplacian of each matching, [matchings, n, n]."""
-    graphs = [nx.Graph() for _ in matchings]
-    for graph, matching in zip(graphs, matchings, strict=True):
-        graph.add_nodes_from(range(workers))
-        graph.add_edges_from(matching)
-    return np.stack([laplacian(graph) for graph in graphs])
+    averages = [pair_average(workers, matching) for matching in matchings]
+    return 2 * (np.eye(workers) - np.stack(averages))
 
 
 def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
@@ -116,17 +111,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     """
     if not isinstance(budget, int | float) or not 0 < budget <= 1:
         raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
-    if is_graph(graph):
-        if graph.is_directed():
-            raise ValueError(
-                "`graph` is directed, but both ends of an edge average in a matching: use "
-                "`graph.to_undirected()`."
-            )
-        base, matchings = graph, to_matchings(graph)
-    else:
-        matchings = require_matchings(graph)
-        base = nx.Graph(edge for matching in matchings for edge in matching)
-    workers = require_graph(base)
+    workers, matchings = matchings_of(graph)
     if workers == 1:
         return MatchaPlan(1, (), (), 1.0, 0.0, 0.0)
     laplacians = laplacians_of(workers, matchings)

@@ -1,13 +1,16 @@
-"""Mixing matrices: the weights of gossip averages."""
+"""Mixing: matrices of the weights of gossip averages, when each is active, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
+import jax
 import numpy as np
 
+from jaxcomm._contract import PyTree
 from jaxcomm.gossip._extras import networkx as nx
+from jaxcomm.gossip._matchings import to_rounds
 from jaxcomm.gossip._topologies import require_graph
 
 if TYPE_CHECKING:
@@ -158,3 +161,123 @@ def spectral(weights: np.ndarray) -> Spectral:
     second, last = float(eigenvalues[-2]), float(eigenvalues[0])
     slowest = max(abs(second), abs(last))
     return Spectral(second, last, 1 - slowest, slowest**2)
+
+
+Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(public key[], step uint32[]) -> bool[matrices]`, equal on all workers."""
+
+
+class Mixing(NamedTuple):
+    r"""The weights of gossip averages, and when each matrix is active.
+
+    In a step, with :math:`b_k` equal on all workers,
+
+    .. math:: W = I + \sum_k b_k (W_k - I), \qquad
+              x_i \gets x_i + \sum_j W_{ij} (x_j - x_i) .
+
+    An inactive matrix sends nothing.
+
+    Attributes:
+      matrices: :math:`W_k`, float64[n, n], with one row per receiver and one column per sender.
+      probabilities: The probability that each matrix is active in a step.
+      active: A function `(key[], step uint32[]) -> bool[matrices]` that returns which matrices are
+        active, equal on all workers; `None` if all are always active.
+      exclusive: Whether at most one matrix is active per step: exactly one if the probabilities
+        add to 1. Otherwise, each is active independently of the others.
+      period: The number of steps after which `active` repeats, if it depends on the step; 1 if
+        matrices are drawn, or always active.
+    """
+
+    matrices: tuple[np.ndarray, ...]
+    probabilities: tuple[float, ...] = (1.0,)
+    active: Active | None = None
+    exclusive: bool = False
+    period: int = 1
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return len(self.matrices[0])
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (sender, receiver) that are linked in any matrix."""
+        used = sum((np.abs(matrix) for matrix in self.matrices), np.zeros(()))
+        return tuple((int(j), int(i)) for i, j in np.argwhere(used) if i != j)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all matrices are symmetric."""
+        return all(np.allclose(matrix, matrix.T) for matrix in self.matrices)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all steps use the same mixing matrix."""
+        return self.active is None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether no matrix is active in some steps, if at most one is."""
+        return sum(self.probabilities) < 1 - 1e-6
+
+    @property
+    def messages(self) -> np.ndarray:
+        """The expected number of messages that each worker sends per step; float64[n]."""
+        sent = [np.count_nonzero(off_diagonal(matrix), axis=0) for matrix in self.matrices]
+        return cast(np.ndarray, np.asarray(self.probabilities) @ np.stack(sent))
+
+    @property
+    def degree(self) -> int:
+        """The largest number of messages that a worker sends in one step."""
+        sent = [np.count_nonzero(off_diagonal(matrix), axis=0) for matrix in self.matrices]
+        together = np.max(sent, axis=0) if self.exclusive else np.sum(sent, axis=0)
+        return int(together.max())
+
+    @property
+    def expected_rounds(self) -> float:
+        """The expected number of sequential messages per step.
+
+        The communication time of a step is this number times the time of one message.
+        """
+        rounds = [len(to_rounds(matrix)) for matrix in self.matrices]
+        return float(np.dot(self.probabilities, rounds))
+
+    @property
+    def rho(self) -> float:
+        r"""The expected per-step contraction factor of the squared distance from the mean.
+
+        The largest eigenvalue of :math:`\mathbb{E}[W^\top W] - J`, averaged over steps. All entries
+        of :math:`J` are :math:`1/n`.
+        """
+        identity = np.eye(self.workers)
+        if not all(np.allclose(matrix.sum(axis=1), 1) for matrix in self.matrices):
+            raise ValueError(
+                "`rho` is not defined for push-sum weights: the rows of a matrix do not add to 1."
+            )
+        changes = [matrix - identity for matrix in self.matrices]
+        if self.exclusive:
+            square = _weighted(self.probabilities, [m.T @ m for m in self.matrices])
+        else:
+            mean = identity + _weighted(self.probabilities, changes)
+            spread = [p * (1 - p) for p in self.probabilities]
+            square = mean.T @ mean + _weighted(spread, [change.T @ change for change in changes])
+        return float(np.linalg.eigvalsh(square - 1 / self.workers)[-1])
+
+    @property
+    def gap(self) -> float:
+        """The spectral gap, 1 - sqrt(`rho`)."""
+        return 1 - float(np.sqrt(max(self.rho, 0)))
+
+    def bytes_per_step(self, params: PyTree) -> float:
+        """Expected bytes per step that the busiest worker sends, for uncompressed parameters."""
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+        return float(self.messages.max() * size)
+
+
+def off_diagonal(matrix: np.ndarray) -> np.ndarray:
+    """The matrix with zeros on its diagonal."""
+    return matrix - np.diag(np.diag(matrix))
+
+
+def _weighted(weights: Sequence[float], matrices: list[np.ndarray]) -> np.ndarray:
+    return cast(np.ndarray, np.tensordot(np.asarray(weights), np.stack(matrices), 1))

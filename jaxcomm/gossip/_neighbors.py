@@ -14,9 +14,8 @@ from jaxcomm._collectives import Message
 from jaxcomm._contract import AxisName, Coins, PyTree
 from jaxcomm._mesh import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
-from jaxcomm.gossip._matchings import to_matchings
-from jaxcomm.gossip._mixing_plan import Mixing
-from jaxcomm.gossip._rounds import Round, to_rounds
+from jaxcomm.gossip._matchings import Round, to_matchings, to_rounds
+from jaxcomm.gossip._mixing import Mixing, off_diagonal
 
 
 class MessageRound(NamedTuple):
@@ -46,13 +45,11 @@ def _paired_rounds(matrix: np.ndarray) -> list[Round]:
     return [(*matching, *((j, i) for i, j in matching)) for matching in matchings]
 
 
-def toward(
-    local: list[jax.Array], received: list[jax.Array], weight: jax.Array
-) -> tuple[list[jax.Array], jax.Array]:
-    r""":math:`W_{ij} (x_j - x_i)` of each unit, and :math:`W_{ij} \|x_j - x_i\|^2`."""
-    differences = [x - y for x, y in zip(received, local, strict=True)]
-    squares = sum(jnp.sum(jnp.square(x)) for x in differences)
-    return [weight * x for x in differences], weight * squares
+def toward(local: PyTree, received: PyTree, weight: jax.Array) -> tuple[PyTree, jax.Array]:
+    r""":math:`W_{ij} (x_j - x_i)` of each array, and :math:`W_{ij} \|x_j - x_i\|^2`."""
+    differences = jax.tree.map(jnp.subtract, received, local)
+    squares = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(differences))
+    return jax.tree.map(lambda x: weight * x, differences), weight * squares
 
 
 class MixingStep(NamedTuple):
@@ -180,7 +177,7 @@ class MixingStep(NamedTuple):
 
     def outgoing_weight(self) -> jax.Array:
         r"""The fraction of its value that this worker sends: :math:`\sum_{j \ne i} W_{ji}`."""
-        off = np.stack([m - np.diag(np.diag(m)) for m in self.mixing.matrices])
+        off = np.stack([*map(off_diagonal, self.mixing.matrices)])
         me = _axis.index(self.axis_name)
         to_each = jnp.asarray(off.transpose(0, 2, 1), self.wide)[:, me]  # [matrices, n]
         if self.present is not None:

@@ -10,10 +10,10 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
-from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
-from jaxcomm.gossip._mixing_plan import Mixing
+from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, toward
+from jaxcomm.gossip._to_mixing import agreeing
 
 
 class NoLoCoMemory(NamedTuple):
@@ -49,7 +49,6 @@ def noloco(
     pull: jax.Array | float | None = None,
     axis_name: AxisName = "data",
     seed: int = 0,
-    key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Local steps, and a momentum step with one other worker in every H-th step (NoLoCo).
@@ -76,7 +75,6 @@ def noloco(
         stay together for :math:`\alpha < \gamma < 2 + \alpha` with pairs.
       axis_name: The mesh axis, or axes, of the workers.
       seed: Seed of the pairs.
-      key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`; the disagreement is that of what is sent.
 
     Returns:
@@ -164,7 +162,6 @@ def noloco(
         method,
         average=average,
         seed=seed,
-        key=key,
         diagnostics=diagnostics,
         weighs_steps=False,
         axis_name=axis_name,

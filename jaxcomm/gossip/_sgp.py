@@ -8,9 +8,9 @@ import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
-from jaxcomm.gossip._agreeing import agreeing
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep
+from jaxcomm.gossip._to_mixing import agreeing
 
 
 class PushSum(NamedTuple):
@@ -27,7 +27,6 @@ def sgp(
     overlap: int = 0,
     axis_name: AxisName = "data",
     seed: int = 0,
-    key: jax.Array | None = None,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stochastic gradient push (SGP); with `overlap`, Overlap SGP.
@@ -51,7 +50,6 @@ def sgp(
         parameters.
       axis_name: The mesh axis, or axes, of the workers, which are the nodes of the graph.
       seed: Seed for random mixing.
-      key: A typed threefry key that replaces `seed`.
       diagnostics: As for :func:`dpsgd`. The `disagreement` compares the numerators :math:`x_j +
         \Delta_j` that workers send, not the parameters.
 
@@ -123,7 +121,6 @@ def sgp(
         method,
         average=average,
         seed=seed,
-        key=key,
         diagnostics=diagnostics,
         axis_name=axis_name,
     )

@@ -1,7 +1,9 @@
-"""Constructors of mixing: from graphs, matrices, plans, and lists of them."""
+"""Constructors of mixing: from graphs, matrices, plans and lists; whether workers agree by it."""
 
 from __future__ import annotations
 
+import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,14 @@ import numpy as np
 from jaxcomm.gossip._extras import is_graph, optimize
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of
-from jaxcomm.gossip._mixing import Rule, laplacian, mixing_matrix
-from jaxcomm.gossip._mixing_plan import Active, Mixing
+from jaxcomm.gossip._matchings import Matching, pair_average
+from jaxcomm.gossip._mixing import Active, Mixing, Rule, laplacian, mixing_matrix
 
 if TYPE_CHECKING:
     from jaxcomm.gossip._topologies import Graph
+
+# Above the rounding errors of eigenvalues, and below the gap of a path of 10^5 workers.
+_LEAST_GAP = 1e-11
 
 
 def _require_matrix(value: Any) -> np.ndarray:
@@ -228,3 +233,161 @@ def lazy_mixing(mixing: Any) -> Mixing:
     """
     mixing = to_mixing(mixing)
     return mixing._replace(matrices=tuple((m + np.eye(len(m))) / 2 for m in mixing.matrices))
+
+
+def one_of_pairs(workers: int, matchings: Sequence[Matching]) -> Mixing:
+    """Draws one of the matchings per step; a pair takes its average."""
+    return randomized([pair_average(workers, pairs) for pairs in matchings or [()]])
+
+
+def _pairings(workers: int) -> list[Matching]:
+    """The rounds of a tournament (the circle method): each pair is in exactly one of them."""
+    places = [*range(workers), *([-1] if workers % 2 else [])]  # -1 has no partner.
+    found = []
+    for _ in range(len(places) - 1):
+        pairs = zip(places[: len(places) // 2], reversed(places[len(places) // 2 :]), strict=True)
+        found.append(tuple(pair for pair in pairs if min(pair) >= 0))
+        places = [places[0], places[-1], *places[1:-1]]
+    return found
+
+
+def random_pairs(workers: int) -> Mixing:
+    r"""Draws pairs of workers per step, the same on all workers; a pair takes its average.
+
+    The pairs are a round of a tournament of all workers, drawn from n - 1 rounds (n, if n is odd).
+    So any two workers meet with the same probability. If n is odd, one worker has no partner. A
+    worker sends at most one message per step. The program has a branch per round.
+
+    Args:
+      workers: n, at least 1.
+
+    Returns:
+      A :class:`Mixing`, for any method that takes symmetric weights.
+
+    Raises:
+      ValueError: If `workers` is not a positive int.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> mixing = gossip.random_pairs(8)
+      >>> len(mixing.matrices), mixing.degree
+      (7, 1)
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
+
+    return one_of_pairs(workers, _pairings(workers))
+
+
+def agreeing(graph: Any, rule: Rule = "metropolis") -> Mixing:
+    r"""The mixing of a method: `to_mixing(graph, rule)`, if workers agree after enough steps of it.
+
+    Without updates, all :math:`x_i` then converge to one value. If all weights are at least 0 and
+    those of a worker for itself are not 0, they do if every worker hears every other one, directly
+    or over others, in any of the steps. Otherwise, with all entries of :math:`J` being :math:`1/n`,
+
+    .. math:: \rho(W_m \cdots W_1 - J) < 1 \text{ (in turn)}, \qquad
+              \lambda_{\max}(\mathbb{E}[W^\top W] - J) < 1 \text{ (drawn)}
+
+    Raises:
+      ValueError: If they do not agree, or as `to_mixing` does.
+    """
+    mixing = to_mixing(graph, rule)
+    together = mixing
+    if mixing.constant:
+        changes = sum(matrix - np.eye(mixing.workers) for matrix in mixing.matrices)
+        together = Mixing((np.eye(mixing.workers) + changes,))
+    used = [m for m, p in zip(together.matrices, together.probabilities, strict=True) if p > 0]
+    _require_connected(np.any(np.stack(used) != 0, axis=0))
+    averages = [np.min(each) >= 0 and np.min(np.diag(each)) > 0 for each in used]
+    if not ((mixing.constant or mixing.exclusive) and all(averages)):
+        _require_contraction(together)
+    return mixing
+
+
+def _heard(hears: np.ndarray) -> np.ndarray:
+    """Which workers worker 0 hears, directly or over others: bool[n]."""
+    found = np.zeros(len(hears), bool)
+    newest = np.array([0])
+    while newest.size:
+        found[newest] = True
+        newest = np.flatnonzero(hears[newest].any(axis=0) & ~found)
+    return found
+
+
+def _require_connected(hears: np.ndarray) -> None:
+    """Raises unless every worker hears every other one; `hears` is bool[receivers, senders]."""
+    for heard in (_heard(hears), _heard(hears.T)):
+        if not heard.all():
+            some, others = (np.flatnonzero(part)[:8].tolist() for part in (heard, ~heard))
+            raise ValueError(
+                f"The graph is not connected, over all steps: between workers such as {some} and "
+                f"{others}, messages go in no direction, or in one only, so they never agree. Add "
+                "links between them; of a list of graphs, all together must be connected."
+            )
+
+
+def _require_contraction(mixing: Mixing) -> None:
+    mean = 1 / mixing.workers
+    if mixing.constant or mixing.period == len(mixing.matrices) > 1:
+        product = functools.reduce(lambda before, matrix: matrix @ before, mixing.matrices)
+        rest, symmetric = product - mean, np.allclose(product, product.T)
+        spectrum = np.linalg.eigvalsh(rest) if symmetric else np.linalg.eigvals(rest)
+        of, largest = "the weights", float(np.max(np.abs(spectrum)))
+    else:
+        of, largest = "the weights, squared and on average,", mixing.rho
+    if largest > 1 - _LEAST_GAP:
+        raise ValueError(
+            f"Workers do not agree with these weights: besides the 1 of their mean, {of} have an "
+            f"eigenvalue of magnitude {largest:.6g}, and it must be below 1. Negative eigenvalues "
+            "need larger weights of a worker for itself, as by `gossip.lazy_mixing(mixing)`."
+        )
+
+
+def draw(mixing: Any, file: str | pathlib.Path) -> None:
+    """Draws the workers on a circle and their links, one color per matrix, to a PNG file.
+
+    Args:
+      mixing: As for :func:`to_mixing`, for example a graph or a plan.
+      file: The path of the PNG file.
+
+    Raises:
+      ImportError: If matplotlib is missing.
+
+    Example:
+      >>> from jaxcomm import gossip
+      >>> gossip.draw(gossip.ring(8), "/tmp/ring.png")
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError("`gossip.draw` needs matplotlib: `pip install matplotlib`.") from error
+    first = mixing[0] if isinstance(mixing, list) and mixing else mixing
+    directed = is_graph(first) and first.is_directed()
+    resolved = to_mixing(mixing, "push" if directed else "metropolis")
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    graph = nx.empty_graph(resolved.workers, nx.DiGraph)
+    places = nx.circular_layout(graph)
+    nx.draw_networkx_nodes(graph, places, ax=axes, node_color="white", edgecolors="black")
+    nx.draw_networkx_labels(graph, places, ax=axes, font_size=10)
+    for number, matrix in enumerate(resolved.matrices):
+        both_ways = np.allclose(matrix, matrix.T)
+        edges = [(int(j), int(i)) for i, j in np.argwhere(matrix) if i != j]
+        nx.draw_networkx_edges(
+            graph,
+            places,
+            ax=axes,
+            edgelist=[(j, i) for j, i in edges if j < i] if both_ways else edges,
+            edge_color=f"C{number % 10}",
+            arrowstyle="-" if both_ways else "-|>",
+        )
+        axes.plot([], [], color=f"C{number % 10}", label=f"{resolved.probabilities[number]:.2f}")
+    rounds = f"{resolved.expected_rounds:.3g} rounds per step"
+    axes.set_title(f"{resolved.workers} workers of degree {resolved.degree}, {rounds}")
+    if len(resolved.matrices) > 1:
+        axes.legend(title="fraction of steps", loc="upper left", frameon=False)
+    axes.set_axis_off()
+    figure.savefig(file, format="png", dpi=120)

@@ -5,13 +5,6 @@ one exchange, in which workers may finish different numbers of mini-batches.
 """
 
 from jaxcomm.synchronization import events
-from jaxcomm.synchronization._barriers import (
-    Barrier,
-    global_barrier,
-    neighbor_barrier,
-    wait_at_barrier,
-)
-from jaxcomm.synchronization._by_samples import scale_by_finished
 from jaxcomm.synchronization._clock import Clock, Windows, resize_clock, windows
 from jaxcomm.synchronization._deal import (
     Deal,
@@ -20,24 +13,31 @@ from jaxcomm.synchronization._deal import (
     queues_of,
     redeal,
     take_examples,
+    window_batches,
 )
-from jaxcomm.synchronization._diloco import diloco
 from jaxcomm.synchronization._eager_diloco import eager_diloco
 from jaxcomm.synchronization._exchange import Period, average_every
-from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point
-from jaxcomm.synchronization._local_sgd import local_sgd, post_local
-from jaxcomm.synchronization._microbatches import GradientSums, microbatch_gradients
-from jaxcomm.synchronization._pr_sgd import pr_sgd
+from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point, scale_by_finished
+from jaxcomm.synchronization._local_sgd import (
+    diloco,
+    local_sgd,
+    post_local,
+    pr_sgd,
+    slowmo,
+    sparseloco,
+)
 from jaxcomm.synchronization._real_time import RealTimeWindow, WindowResult
 from jaxcomm.synchronization._run_time import (
+    Barrier,
     RunTime,
     barrier_run_time,
+    global_barrier,
+    neighbor_barrier,
     non_blocking_rate,
     run_time,
+    wait_at_barrier,
     windows_run_time,
 )
-from jaxcomm.synchronization._slowmo import slowmo
-from jaxcomm.synchronization._sparseloco import sparseloco
 from jaxcomm.synchronization._stragglers import (
     Straggler,
     bernoulli_sleep,
@@ -47,21 +47,23 @@ from jaxcomm.synchronization._stragglers import (
     shifted_exponential,
 )
 from jaxcomm.synchronization._streaming_diloco import streaming_diloco
-from jaxcomm.synchronization._triggers import (
+from jaxcomm.synchronization._window_gradients import (
+    GradientSums,
+    microbatch_gradients,
+    precomputed_gradients,
+    window_gradients,
+)
+from jaxcomm.synchronization._windows import (
+    Queue,
+    StaleParams,
     Trigger,
+    Window,
     all_workers,
+    close_window,
     deadline,
     fastest_worker,
     k_batch_sync,
     k_sync,
-)
-from jaxcomm.synchronization._window_batches import window_batches
-from jaxcomm.synchronization._window_gradients import precomputed_gradients, window_gradients
-from jaxcomm.synchronization._windows import (
-    Queue,
-    StaleParams,
-    Window,
-    close_window,
     new_queue,
     stale_params,
 )

@@ -10,8 +10,14 @@ import numpy as np
 from jaxcomm import _noise
 from jaxcomm.synchronization._require import require_int, require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
-from jaxcomm.synchronization._triggers import Trigger
-from jaxcomm.synchronization._windows import InFlight, Queue, Window, close_window, new_queue
+from jaxcomm.synchronization._windows import (
+    InFlight,
+    Queue,
+    Trigger,
+    Window,
+    close_window,
+    new_queue,
+)
 
 
 class Clock(NamedTuple):

@@ -8,27 +8,22 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
-from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
-from jaxcomm._mesh import collective_cond
-from jaxcomm._noise import following
-from jaxcomm._require import require_axis_name, require_transformation
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._require import require_transformation
 from jaxcomm._workers import per_worker
-from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import outer_step
-from jaxcomm.synchronization._exchange import Period, period_of, require_aggregator
-from jaxcomm.synchronization._weighted_average import (
-    apply_finite_step,
+from jaxcomm.synchronization._averaging_round import (
+    Averaged,
+    Averaging,
+    How,
+    averaging_round,
     displacement,
     first_anchor,
     initial_diagnostics,
     no_steps,
-    require_params,
-    select_if_finite,
-    takes_part,
-    updates_to,
-    weighted_average,
+    updates_of,
 )
-from jaxcomm.synchronization._wide import wide
+from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps
+from jaxcomm.synchronization._trees import chosen, wide
 
 
 class OwnState(NamedTuple):
@@ -87,8 +82,8 @@ def eager_diloco(
 
     Returns:
       A complete optimizer, for parameters that differ by worker (:func:`jaxcomm.replicate`). It
-      accepts `weight` and `present` as :func:`local_sgd` does; the late mean has the weights of its
-      own period. With `eager`, workers are never equal again.
+      accepts `weight`, `present` and `flush` as :func:`local_sgd` does; the late mean has the
+      weights of its own period. With `eager`, workers are never equal again.
 
     Raises:
       ValueError: As :func:`diloco` does, or if `eager` is not a bool.
@@ -111,14 +106,10 @@ def eager_diloco(
     require_transformation(outer, "outer")
     if not isinstance(eager, bool):
         raise ValueError(f"`eager` must be a Python bool, got {eager!r}.")
-    require_axis_name(axis_name)
-    require_aggregator(aggregator, axis_name)
-    combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
+    combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
-    period_at = period_of(period)
 
-    def init_fn(params: PyTree) -> EagerState:
-        _axis.require_bound(axis_name)
+    def init(params: PyTree) -> EagerState:
         anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
         nothing = jax.tree.map(jnp.zeros_like, anchor)
         return EagerState(
@@ -131,34 +122,13 @@ def eager_diloco(
             diagnostics=initial_diagnostics(),
         )
 
-    def update_fn(
-        updates: PyTree,
-        state: EagerState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        present: jax.Array | None = None,
-        **extra_args: Any,
+    def exchange(
+        state: EagerState, params: PyTree, updates: PyTree, how: How
     ) -> tuple[PyTree, EagerState]:
-        require_params(params, axis_name)
-        participates = takes_part(present, axis_name)
-        updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
-        local = state._replace(step=following(state.step), since=state.since + 1, done=done)
         own: OwnState = _axis.own(state.own, axis_name)
+        fresh = displacement(own.anchor, params, updates)
 
-        def exchange() -> tuple[PyTree, EagerState]:
-            averaged = weighted_average(
-                combine,
-                state.aggregator,
-                own.anchor,
-                own.late,
-                state.late_done,
-                participates=participates,
-                weighted=weight is not None,
-                axis_name=axis_name,
-                extra_args=extra_args,
-            )
-            fresh = displacement(own.anchor, params, updates)
+        def mixed(averaged: Averaged) -> PyTree:
             total = jnp.where(averaged.total == 0, 1, averaged.total)
             sent = averaged.weight / total  # The share of this worker in the late mean.
 
@@ -166,54 +136,27 @@ def eager_diloco(
                 change = new / _axis.size(axis_name) - sent.astype(late.dtype) * late
                 return late_mean + (change if eager else jnp.zeros_like(change))
 
-            mixed = jax.tree.map(part, averaged.mean, fresh, own.late)
-            anchor, outer_state = outer_step(outer_tx, mixed, own.outer, own.anchor, **extra_args)
-            new_updates = updates_to(anchor, params)
-            after = OwnState(anchor, outer_state, fresh)
-            counts = {
-                **state.diagnostics,
-                "skipped_steps": state.diagnostics["skipped_steps"] + averaged.skipped_steps,
-            }
-            averaged_result = (
-                jax.tree.map(lambda a, u: jnp.where(participates, a, u), new_updates, updates),
-                _axis.marked(
-                    jax.tree.map(lambda a, b: jnp.where(participates, a, b), after, own), axis_name
-                ),
-                averaged.aggregator,
-                jax.tree.map(lambda a, b: jnp.where(participates, a, b), done, state.late_done),
-                jax.tree.map(
-                    lambda a, b: jnp.where(participates, a, b), no_steps(params, axis_name), done
-                ),
-                counts,
-            )
-            failed = {
-                **state.diagnostics,
-                "skipped_exchanges": state.diagnostics["skipped_exchanges"] + 1,
-            }
-            local_result = (
-                updates,
-                state.own,
-                state.aggregator,
-                state.late_done,
-                done,
-                failed,
-            )
-            # The mean is equal on all workers, and so is whether it is finite.
-            chosen = select_if_finite(averaged, averaged.mean, averaged_result, local_result)
-            new_updates, kept, aggregated, late_done, since_then, counts = chosen
-            return new_updates, EagerState(
-                step=local.step,
-                since=jnp.zeros((), jnp.int32),
-                own=kept,
-                aggregator=aggregated,
-                done=since_then,
-                late_done=late_done,
-                diagnostics=counts,
-            )
+            return jax.tree.map(part, averaged.mean, fresh, own.late)
 
-        due = local.since >= period_at(state.step)
-        return collective_cond(due, exchange, lambda _: (updates, local))
+        before = Averaging(
+            anchor=own.anchor,
+            aggregator=state.aggregator,
+            outer=own.outer,
+            unsent=state.late_done,
+            succeeded=jnp.ones((), bool),
+            counts=state.diagnostics,
+        )
+        after, _ = averaging_round(combine, outer_tx, before, own.late, how, mixed)
+        moves = how.participates & after.succeeded
+        moved = OwnState(after.anchor, after.outer, fresh)
+        return updates_of(after, params, updates, how.participates), state._replace(
+            own=_axis.marked(chosen(moves, moved, own), axis_name),
+            aggregator=after.aggregator,
+            done=chosen(moves, no_steps(params, axis_name), state.done),
+            late_done=chosen(moves, state.done, state.late_done),
+            diagnostics=after.counts,
+        )
 
     return optax.chain(
-        per_worker(inner, axis_name=axis_name), Aggregator(init_fn, update_fn, axis_name, "local")
+        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period, axis_name)
     )

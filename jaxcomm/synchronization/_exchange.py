@@ -1,4 +1,4 @@
-"""Periodic averages of the workers' displacements, each followed by an outer optimizer step."""
+"""Steps of workers on their own, and exchanges that average their displacements every period."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,17 +13,21 @@ from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
 from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import Averaging, averaging_round, updates_of
-from jaxcomm.synchronization._weighted_average import (
+from jaxcomm.synchronization._averaging_round import (
+    Averaged,
+    Averaging,
+    How,
     apply_finite_step,
+    averaging_round,
     displacement,
     first_anchor,
     initial_diagnostics,
     no_steps,
     require_params,
     takes_part,
+    updates_of,
 )
-from jaxcomm.synchronization._wide import wide
+from jaxcomm.synchronization._trees import chosen, narrow, wide
 
 Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
 """The number of steps between exchanges; or a function of the number of steps so far, int32[]."""
@@ -41,6 +45,7 @@ class LocalState(NamedTuple):
     diagnostics: dict[
         str, jax.Array
     ]  # float32[], `skipped_steps` before the last exchange, and `skipped_exchanges` exchanges
+    optimizer: Any = ()  # of `pr_sgd`, which averages it too
 
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
@@ -54,16 +59,15 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     return lambda step: jnp.full((), period, jnp.int32)
 
 
-def is_due(since: jax.Array, period: jax.Array, flush: jax.Array | bool | None) -> jax.Array:
-    """Whether this step ends a period, bool[], because it is over or because of `flush`."""
-    over = since >= period
-    return over if flush is None else over | flag_of_all(flush, "flush")
-
-
-def require_aggregator(
+def aggregator_of(
     aggregator: optax.GradientTransformation | None, axis_name: AxisName
-) -> None:
-    """Raises if it is no transformation, or averages over other axes than those of the workers."""
+) -> optax.GradientTransformationExtraArgs:
+    """The aggregator of an exchange, by default the exact mean.
+
+    Raises:
+      ValueError: If it is no transformation, or averages over other axes than those of the workers.
+    """
+    require_axis_name(axis_name)
     if aggregator is not None:
         require_transformation(aggregator, "aggregator")
     own = aggregator.axes if isinstance(aggregator, Aggregator) else _axis.names(axis_name)
@@ -72,6 +76,56 @@ def require_aggregator(
             f"`aggregator` averages over {[*own]}, but the workers of the exchange are "
             f"those of `axis_name`={axis_name!r}: the axes must be the same."
         )
+    return optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
+
+
+def local_steps(
+    init: Callable[[PyTree], Any],
+    exchange: Callable[[Any, PyTree, PyTree, How], tuple[PyTree, Any]],
+    period: Period,
+    axis_name: AxisName,
+    inner: optax.GradientTransformationExtraArgs | None = None,
+) -> Aggregator:
+    """Steps that send nothing, except for those that end a period.
+
+    Args:
+      init: `params -> state`, with the fields `step`, `since` and `done` of `LocalState`.
+      exchange: `(state, params, updates, how) -> (updates, state)`, the exchange after a step.
+      period: The number of steps between exchanges.
+      axis_name: The mesh axis, or axes, of the workers.
+      inner: An optimizer of each worker whose state is in the field `optimizer`, if not before.
+    """
+    period_at = period_of(period)
+
+    def update_fn(
+        updates: PyTree,
+        state: Any,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        flush: jax.Array | bool | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, Any]:
+        require_params(params, axis_name)
+        how = How(takes_part(present, axis_name), weight is not None, axis_name, extra_args)
+        due = state.since + 1 >= period_at(state.step)
+        if flush is not None:
+            due |= flag_of_all(flush, "flush")
+        if inner is not None:
+            extra = extra_args if weight is None else {**extra_args, "weight": weight}
+            updates, optimizer = inner.update(updates, state.optimizer, params, **extra)
+            state = state._replace(optimizer=optimizer)
+        updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
+        local = state._replace(step=following(state.step), since=state.since + 1, done=done)
+
+        def exchanged() -> tuple[PyTree, Any]:
+            changes, after = exchange(local, params, updates, how)
+            return changes, after._replace(since=jnp.zeros((), jnp.int32))
+
+        return collective_cond(due, exchanged, lambda _: (updates, local))
+
+    return Aggregator(init, update_fn, axis_name, "local")
 
 
 def average_every(
@@ -105,14 +159,21 @@ def average_every(
       >>> from jaxcomm.synchronization import average_every
       >>> tx = optax.chain(optax.sgd(0.5), average_every(2, optax.sgd(1.0)))
     """
-    require_axis_name(axis_name)
-    period_at = period_of(period)
-    require_aggregator(aggregator, axis_name)
-    combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
+    return averaged_every(period, outer, aggregator, axis_name)
+
+
+def averaged_every(
+    period: Period,
+    outer: optax.GradientTransformation,
+    aggregator: optax.GradientTransformation | None,
+    axis_name: AxisName,
+    inner: optax.GradientTransformationExtraArgs | None = None,
+) -> Aggregator:
+    """`average_every`; with `inner`, an optimizer of each worker whose floats are averaged too."""
+    combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
 
-    def init_fn(params: PyTree) -> LocalState:
-        _axis.require_bound(axis_name)
+    def init(params: PyTree) -> LocalState:
         anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
         return LocalState(
             step=zero,
@@ -122,54 +183,42 @@ def average_every(
             outer=outer_tx.init(anchor),
             done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
+            optimizer=() if inner is None else inner.init(params),
         )
 
-    def update_fn(
-        updates: PyTree,
-        state: LocalState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        present: jax.Array | None = None,
-        flush: jax.Array | bool | None = None,
-        **extra_args: Any,
+    def average_floats(optimizer: PyTree, averaged: Averaged, participates: jax.Array) -> PyTree:
+        """The mean over the counted workers; keeps the floats if no worker was counted."""
+        leaves, treedef = jax.tree.flatten(optimizer)
+        floats = {i: x for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
+        means, _ = combine.update(wide(floats), optax.EmptyState(), weight=averaged.weight)
+        replace = participates & (averaged.total > 0)
+        kept = chosen(replace, narrow(means, floats), floats)
+        return jax.tree.unflatten(treedef, [kept.get(i, x) for i, x in enumerate(leaves)])
+
+    def exchange(
+        state: LocalState, params: PyTree, updates: PyTree, how: How
     ) -> tuple[PyTree, LocalState]:
-        require_params(params, axis_name)
-        participates = takes_part(present, axis_name)
-        updates, done = apply_finite_step(params, updates, state.done, weight, axis_name)
-        local = state._replace(step=following(state.step), since=state.since + 1, done=done)
+        before = Averaging(
+            anchor=state.anchor,
+            aggregator=state.aggregator,
+            outer=state.outer,
+            unsent=state.done,
+            succeeded=jnp.ones((), bool),
+            counts=state.diagnostics,
+        )
+        moved = displacement(state.anchor, params, updates)
+        after, averaged = averaging_round(combine, outer_tx, before, moved, how)
+        optimizer = state.optimizer
+        if inner is not None:
+            means = average_floats(optimizer, averaged, how.participates)
+            optimizer = chosen(after.succeeded, means, optimizer)
+        return updates_of(after, params, updates, how.participates), state._replace(
+            anchor=after.anchor,
+            aggregator=after.aggregator,
+            outer=after.outer,
+            done=after.unsent,
+            diagnostics=after.counts,
+            optimizer=optimizer,
+        )
 
-        def exchange() -> tuple[PyTree, LocalState]:
-            before = Averaging(
-                anchor=state.anchor,
-                aggregator=state.aggregator,
-                outer=state.outer,
-                unsent=no_steps(params, axis_name),
-                succeeded=jnp.ones((), bool),
-                counts=state.diagnostics,
-            )
-            after, _ = averaging_round(
-                combine,
-                outer_tx,
-                before,
-                displacement(state.anchor, params, updates),
-                done,
-                participates=participates,
-                weighted=weight is not None,
-                axis_name=axis_name,
-                extra_args=extra_args,
-            )
-            return updates_of(after, params, updates, participates), LocalState(
-                step=local.step,
-                since=jnp.zeros((), jnp.int32),
-                anchor=after.anchor,
-                aggregator=after.aggregator,
-                outer=after.outer,
-                done=after.unsent,
-                diagnostics=after.counts,
-            )
-
-        due = is_due(local.since, period_at(state.step), flush)
-        return collective_cond(due, exchange, lambda _: (updates, local))
-
-    return Aggregator(init_fn, update_fn, axis_name, "local")
+    return local_steps(init, exchange, period, axis_name, inner)

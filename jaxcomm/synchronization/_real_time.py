@@ -18,32 +18,13 @@ from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
-from jaxcomm.synchronization._microbatches import GradientSums
 from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
-from jaxcomm.synchronization._triggers import all_workers, deadline
-from jaxcomm.synchronization._wide import wide
+from jaxcomm.synchronization._trees import wide
+from jaxcomm.synchronization._window_gradients import GradientSums
+from jaxcomm.synchronization._windows import all_workers, deadline
 
 RECENT = 5  # The number of mini-batches whose median time predicts whether another one fits.
-
-
-class _Pace:
-    """The mini-batch time on this process, estimated from recent mini-batches."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)
-
-    @property
-    def seconds(self) -> float:
-        return statistics.median(self._recent) if self._recent else 0.0
-
-    def add(self, seconds: float) -> None:
-        self._recent.append(seconds)
-
-    def forget(self) -> None:
-        """Drops the oldest time, so that a worker whose mini-batches do not fit tries again."""
-        if self._recent:
-            self._recent.popleft()
 
 
 class WindowResult(NamedTuple):
@@ -166,7 +147,7 @@ class RealTimeWindow:
         self._min_over_workers = jax.jit(
             jnp.min, out_shardings=NamedSharding(mesh, PartitionSpec())
         )
-        self._pace = _Pace()
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._compiled = False
         self._began = 0.0
         self._idle, self._starved = 0, np.zeros(len(self._devices), np.int32)
@@ -234,7 +215,7 @@ class RealTimeWindow:
     @property
     def minibatch_seconds(self) -> float:
         """Median of recent mini-batch times of this process on the wall clock, or 0 at first."""
-        return self._pace.seconds
+        return statistics.median(self._recent) if self._recent else 0.0
 
     def _local(self, params: PyTree, device: jax.Device) -> PyTree:
         """The parameters of a worker on its own device."""
@@ -263,13 +244,14 @@ class RealTimeWindow:
             count, total = 1, self._first(params, total, next(queue))
         while count < self._minibatches:
             began = time.perf_counter()
-            if began - self._began + self._pace.seconds > self._seconds:
+            if began - self._began + self.minibatch_seconds > self._seconds:
                 break
             total = jax.block_until_ready(self._add(params, total, next(queue)))
-            self._pace.add(time.perf_counter() - began)
+            self._recent.append(time.perf_counter() - began)
             count += 1
-        if not count:
-            self._pace.forget()
+        if not count and self._recent:
+            # So that a worker whose mini-batches do not fit tries again.
+            self._recent.popleft()
         return total
 
     def _first(self, params: PyTree, zeros: GradientSums, batch: PyTree) -> GradientSums:
@@ -284,7 +266,7 @@ class RealTimeWindow:
                 f"A deadline of {self._seconds:g} seconds is shorter than one mini-batch, which "
                 f"takes the fastest worker {fastest:.3g}: no worker would ever finish one."
             )
-        self._pace.add(took)
+        self._recent.append(took)
         self._compiled, self._began = True, time.perf_counter()
         return total
 

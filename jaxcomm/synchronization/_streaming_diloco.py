@@ -1,7 +1,8 @@
 """Streaming DiLoCo: fragments of the parameters are averaged in turn and applied with a delay."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +13,13 @@ from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_switch
 from jaxcomm._noise import following
-from jaxcomm._require import require_axis_name, require_transformation
+from jaxcomm._require import require_transformation
 from jaxcomm._workers import per_worker
-from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import Averaging, averaging_round
-from jaxcomm.synchronization._exchange import period_of, require_aggregator
-from jaxcomm.synchronization._fragments import (
-    Counted,
-    Fragment,
-    Schedule,
-    Split,
-    Streaming,
-    joined,
-    parts_of,
-)
-from jaxcomm.synchronization._weighted_average import (
+from jaxcomm.synchronization._averaging_round import (
+    Averaging,
+    How,
     apply_finite_step,
+    averaging_round,
     displacement,
     first_anchor,
     initial_diagnostics,
@@ -36,7 +28,126 @@ from jaxcomm.synchronization._weighted_average import (
     takes_part,
     updates_to,
 )
-from jaxcomm.synchronization._wide import wide
+from jaxcomm.synchronization._exchange import aggregator_of, period_of
+from jaxcomm.synchronization._trees import chosen, wide
+
+Fragment: TypeAlias = PyTree
+"""The tree of the parameters with `optax.MaskedNode` in place of the leaves of other fragments.
+
+Leaves keep their paths. So an aggregator distinguishes all fragments and finds their specs, and
+state is sharded as the parameters.
+"""
+
+Split: TypeAlias = Callable[[PyTree], list[int]]
+"""A function from the parameters to the fragment number of each leaf, in order."""
+
+
+class Schedule(NamedTuple):
+    """The steps in which fragments are exchanged and arrive; steps are numbered from 1.
+
+    Its methods take a Python int or an int32[].
+    """
+
+    period: int
+    fragments: int
+    overlap: int
+
+    def offset(self, fragment: int) -> int:
+        """The remainder, modulo the period, of the steps that exchange the fragment."""
+        return fragment * self.period // self.fragments
+
+    def begins(self, fragment: int, step: Any) -> Any:
+        """Whether the step begins an exchange of the fragment."""
+        return (step % self.period == self.offset(fragment)) & (step >= self.period)
+
+    def arrives(self, fragment: int, step: Any) -> Any:
+        """Whether the step applies the result of an exchange of the fragment."""
+        return self.begins(fragment, step - self.overlap)
+
+    def is_over(self, fragment: int, step: Any) -> Any:
+        """Whether a result of the fragment would have arrived by the step.
+
+        One that is still under way then is of a state with another period or overlap.
+        """
+        return (step - self.offset(fragment)) % self.period >= self.overlap
+
+
+class Counted(NamedTuple):
+    """What the steps between exchanges change, except parameters and the inner optimizer's."""
+
+    step: jax.Array  # int32[], steps so far
+    done: tuple[PerWorker, ...]  # each worker's steps since the last exchange of each fragment
+
+
+class Streaming(NamedTuple):
+    """The parts of `streaming_diloco`, for programs of their own.
+
+    Attributes:
+      schedule: When fragments are exchanged, and when they arrive.
+      local: The steps between exchanges; its state is `(inner state, Counted)`.
+      parts_of: `(tree, params) -> fragments`.
+      exchange: `(rounds, displacement, steps, participates) -> rounds` of a fragment, on workers.
+      mixed: `(parameters, anchor) -> parameters`, both in float32 at least.
+    """
+
+    schedule: Schedule
+    local: optax.GradientTransformationExtraArgs
+    parts_of: Callable[[PyTree, PyTree], list[Fragment]]
+    exchange: Callable[..., Averaging]
+    mixed: Callable[[PyTree, PyTree], PyTree]
+
+
+def _split_evenly(params: PyTree, fragments: int) -> list[int]:
+    """The fragment of each leaf: consecutive leaves, as equal in size as the order allows."""
+    sizes = [x.size for x in jax.tree.leaves(params)]
+    if fragments > len(sizes):
+        raise ValueError(
+            f"`fragments`={fragments} is more than the {len(sizes)} leaves of the parameters."
+        )
+    assigned: list[int] = []
+    before, total = 0, max(sum(sizes), 1)
+    for number, size in enumerate(sizes):
+        # The position of the leaf's middle, limited so that each fragment gets a leaf.
+        wanted = int((before + size / 2) / total * fragments)
+        lowest = max(assigned[-1] if assigned else 0, fragments - (len(sizes) - number))
+        highest = (assigned[-1] + 1) if assigned else 0
+        assigned.append(min(max(wanted, lowest), highest))
+        before += size
+    return assigned
+
+
+def parts_of(tree: PyTree, params: PyTree, fragments: int, split: Split | None) -> list[Fragment]:
+    """The fragments of a tree like `params`.
+
+    Raises:
+      ValueError: If a leaf has no fragment, or a fragment no leaf.
+    """
+    numbers = split(params) if split else _split_evenly(params, fragments)
+    leaves, treedef = jax.tree.flatten(tree)
+    if len(numbers) != len(leaves) or set(numbers) != set(range(fragments)):
+        raise ValueError(
+            f"`split` must give each of the {len(leaves)} leaves a fragment from 0 to "
+            f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
+        )
+
+    def part(fragment: int) -> Fragment:
+        own = [
+            x if number == fragment else optax.MaskedNode()
+            for x, number in zip(leaves, numbers, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, own)
+
+    return [part(fragment) for fragment in range(fragments)]
+
+
+def joined(parts: Sequence[Fragment]) -> PyTree:
+    """The tree whose leaves are in one of the fragments each."""
+
+    def present(*nodes: Any) -> Any:
+        return next(node for node in nodes if not isinstance(node, optax.MaskedNode))
+
+    masked = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+    return jax.tree.map(present, *parts, is_leaf=masked)
 
 
 class StreamingState(NamedTuple):
@@ -132,9 +243,7 @@ def streaming_diloco(
             )
     if not 0 <= mixing_factor < 1:
         raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
-    require_axis_name(axis_name)
-    require_aggregator(aggregator, axis_name)
-    combine = optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
+    combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)
 
@@ -169,18 +278,9 @@ def streaming_diloco(
         weighted: bool = False,
         **extra_args: Any,
     ) -> Averaging:
-        after, _ = averaging_round(
-            combine,
-            outer_tx,
-            fragment,
-            displacements,
-            done,
-            participates=participates,
-            weighted=weighted,
-            axis_name=axis_name,
-            extra_args=extra_args,
-        )
-        return after
+        before = fragment._replace(unsent=jax.tree.map(jnp.add, fragment.unsent, done))
+        how = How(participates, weighted, axis_name, extra_args)
+        return averaging_round(combine, outer_tx, before, displacements, how)[0]
 
     def mixed(params: PyTree, anchor: PyTree) -> PyTree:
         return jax.tree.map(
@@ -231,8 +331,8 @@ def streaming_diloco(
             schedule.begins(number, counted.step) & ~kept[number][0].succeeded
             for number in range(fragments)
         ]
-        chosen = jnp.argmax(jnp.stack([*begins, jnp.ones((), bool)]))
-        after, done = zip(*collective_switch(chosen, [*branches, lambda: kept]), strict=True)
+        which = jnp.argmax(jnp.stack([*begins, jnp.ones((), bool)]))
+        after, done = zip(*collective_switch(which, [*branches, lambda: kept]), strict=True)
 
         def merged(
             number: int, own: Averaging, x: Fragment, u: Fragment
@@ -240,8 +340,7 @@ def streaming_diloco(
             arrives = schedule.is_over(number, counted.step) & own.succeeded
             local_params = jax.tree.map(jnp.add, wide(x), wide(u))
             steps = updates_to(mixed(local_params, own.anchor), x)
-            applies = arrives & participates
-            changes = jax.tree.map(lambda a, u: jnp.where(applies, a, u), steps, u)
+            changes = chosen(arrives & participates, steps, u)
             return changes, own._replace(succeeded=own.succeeded & ~arrives)
 
         each = [merged(number, after[number], *part) for number, part in enumerate(parts)]

@@ -16,16 +16,15 @@ from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import is_traced, place, require_axes, shard_map
 from jaxcomm._require import checked, presence
-from jaxcomm.synchronization._averaging_round import Averaging
-from jaxcomm.synchronization._fragments import (
+from jaxcomm.synchronization._averaging_round import Averaging, displacement, takes_part
+from jaxcomm.synchronization._streaming_diloco import (
     Counted,
     Fragment,
     Streaming,
+    StreamingState,
     joined,
 )
-from jaxcomm.synchronization._streaming_diloco import StreamingState
-from jaxcomm.synchronization._weighted_average import displacement, takes_part
-from jaxcomm.synchronization._wide import narrow, wide
+from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.training._arguments import Step, typed_as, unshared
 from jaxcomm.training._make_step import make_step
 from jaxcomm.training._means import Metrics

@@ -4,17 +4,25 @@ A policy says what an event changes and which workers begin after it; :func:`eve
 policy on the clock of any straggler model.
 """
 
-from jaxcomm.synchronization.events._admm import Subproblem, d_admm, jacobi_admm
 from jaxcomm.synchronization.events._asy_lpg import asy_lpg
-from jaxcomm.synchronization.events._asynchronous_pairs import asynchronous_pairs
 from jaxcomm.synchronization.events._decoupled_diloco import decoupled_diloco
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
 from jaxcomm.synchronization.events._lazy import lag_ps, lag_wk, laq
-from jaxcomm.synchronization.events._parameter_server import inverse_staleness, parameter_server
+from jaxcomm.synchronization.events._parameter_server import (
+    backup_workers,
+    bulk_synchronous,
+    inverse_staleness,
+    parameter_server,
+    stale_synchronous,
+)
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._stale_synchronous import stale_synchronous
-from jaxcomm.synchronization.events._synchronous import backup_workers, bulk_synchronous
+from jaxcomm.synchronization.events._without_server import (
+    Subproblem,
+    asynchronous_pairs,
+    d_admm,
+    jacobi_admm,
+)
 
 __all__ = [
     "Event",

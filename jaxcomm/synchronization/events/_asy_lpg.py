@@ -12,18 +12,26 @@ from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_codec
 from jaxcomm.compression.quantizers import _dither, dither
 from jaxcomm.synchronization._require import require_int
-from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization.events._messages import bytes_of, message
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, Work, sent
-from jaxcomm.synchronization.events._rows import (
+from jaxcomm.synchronization._trees import (
     chosen,
     minus,
+    narrow,
     plus,
     row,
     rows_of,
     scaled,
     squared_norm,
+    wide,
     with_row,
+)
+from jaxcomm.synchronization.events._policy import (
+    Event,
+    Policy,
+    Sent,
+    Work,
+    bytes_of,
+    message,
+    sent,
 )
 
 Proximal = Callable[[PyTree, float], PyTree]

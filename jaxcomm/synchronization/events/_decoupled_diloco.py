@@ -12,18 +12,18 @@ from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._require import require_int, require_seconds
-from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization.events._messages import bytes_of
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import (
+from jaxcomm.synchronization._trees import (
     chosen,
     minus,
+    narrow,
     plus,
     row,
     rows_of,
     scaled,
+    wide,
     with_row,
 )
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
 
 
 class DecoupledState(NamedTuple):

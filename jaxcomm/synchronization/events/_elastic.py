@@ -11,10 +11,8 @@ import optax
 from jaxcomm._contract import PyTree
 from jaxcomm._require import require_transformation
 from jaxcomm.synchronization._require import require_int
-from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization.events._messages import bytes_of
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import minus, plus, row, rows_of, scaled, with_row
+from jaxcomm.synchronization._trees import minus, narrow, plus, row, rows_of, scaled, wide, with_row
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
 
 
 class ElasticState(NamedTuple):

@@ -9,23 +9,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm._contract import PyTree
+from jaxcomm._contract import Codec, Context, Memory, PyTree
+from jaxcomm.aggregation._lazy import Upload, remembered, uploaded, uploads_now
 from jaxcomm.synchronization._require import require_int
-from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization.events._grid import nearest_on_grid
-from jaxcomm.synchronization.events._messages import EventMessage, bytes_of, message
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import (
+from jaxcomm.synchronization._trees import (
     chosen,
     minus,
+    narrow,
     plus,
     row,
     row_before,
     rows_of,
     scaled,
     squared_norm,
+    wide,
     with_row,
 )
+from jaxcomm.synchronization.events._policy import (
+    Event,
+    EventMessage,
+    Policy,
+    Sent,
+    bytes_of,
+    message,
+    sent,
+)
+from pallas_kernels.pack import pack, unpack
 
 
 class LazyState(NamedTuple):
@@ -33,12 +42,10 @@ class LazyState(NamedTuple):
 
     params: PyTree
     total: PyTree  # the sum of the last uploads
-    uploads: PyTree  # leaves [workers, ...], the last uploads, in float32 at least
+    own: Upload  # leaves [workers, ...], `last` in float32 at least
     path: PyTree  # leaves [max_skip + 1, ...], the parameters of the last rounds; LAG-PS only
     uploaded: jax.Array  # int32[workers], the round of its last upload; LAG-PS only
     moves: jax.Array  # float32[memory], the squared norms of the last steps
-    skipped: jax.Array  # int32[workers], the rounds since its last upload
-    errors: jax.Array  # float32[workers], the squared rounding error of its last upload
     expected: jax.Array  # bool[workers], whose gradients the round still waits for
     rounds: jax.Array  # int32[]
 
@@ -128,7 +135,7 @@ def laq(
     require_int(bits, "bits")
     if bits > 16:
         raise ValueError(f"`bits` must be at most 16, got {bits}.")
-    upload = message(nearest_on_grid(bits))
+    upload = message(_nearest_on_grid(bits))
     return _by_workers(learning_rate, threshold, memory, max_skip, upload, strict=True)
 
 
@@ -205,30 +212,32 @@ def lag_ps(
             distances = distances + squared.astype(jnp.float32)
         own = distances[state.uploaded % rounds]
         limit = _limit(state, threshold, learning_rate)
-        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.skipped >= max_skip)
+        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.own.skipped >= max_skip)
 
     def next_round(state: LazyState) -> LazyState:
         def step(state: LazyState) -> LazyState:
             after = _step(state, learning_rate)
             expected = asked(after)
-            skipped = jnp.where(expected, after.skipped, after.skipped + 1)
+            skipped = jnp.where(expected, after.own.skipped, after.own.skipped + 1)
             path = with_row(after.path, after.rounds % rounds, wide(after.params))
-            return after._replace(expected=expected, skipped=skipped, path=path)
+            own = after.own._replace(skipped=skipped)
+            return after._replace(own=own, expected=expected, path=path)
 
         # The rows of all workers stay outside of the loop, which might copy them.
-        after = lax.while_loop(
-            lambda state: ~jnp.any(state.expected), step, state._replace(uploads=())
-        )
-        return after._replace(uploads=state.uploads)
+        last, small = state.own.last, state._replace(own=state.own._replace(last=()))
+        after = lax.while_loop(lambda state: ~jnp.any(state.expected), step, small)
+        return after._replace(own=after.own._replace(last=last))
 
     def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
         worker, size = event.worker, bytes_of(state.params)
-        last, upload = row_before(state.uploads, worker, wide(gradient))
+        last, upload = row_before(state.own.last, worker, wide(gradient))
         arrived = state._replace(
             total=plus(state.total, minus(upload, last)),
-            uploads=with_row(state.uploads, worker, upload),
+            own=state.own._replace(
+                last=with_row(state.own.last, worker, upload),
+                skipped=state.own.skipped.at[worker].set(0),
+            ),
             uploaded=state.uploaded.at[worker].set(state.rounds),
-            skipped=state.skipped.at[worker].set(0),
             expected=state.expected.at[worker].set(False),
         )
         return next_round(arrived), sent(1, bytes_of(gradient), 1, size)
@@ -260,12 +269,10 @@ def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyStat
     return LazyState(
         params=params,
         total=zeros,
-        uploads=rows_of(zeros, workers),
+        own=rows_of(Upload(zeros, jnp.float32(0), jnp.int32(max_skip)), workers),
         path=(),
         uploaded=jnp.zeros(workers, jnp.int32),
         moves=jnp.zeros(memory, jnp.float32),
-        skipped=jnp.full(workers, max_skip, jnp.int32),
-        errors=jnp.zeros(workers, jnp.float32),
         expected=jnp.ones(workers, bool),
         rounds=jnp.zeros((), jnp.int32),
     )
@@ -277,11 +284,11 @@ def _limit(state: LazyState, threshold: float, learning_rate: float) -> jax.Arra
 
 def _step(state: LazyState, learning_rate: float) -> LazyState:
     """The server's step with the mean of the last uploads."""
-    change = scaled(state.total, -learning_rate / len(state.skipped))
+    change = scaled(state.total, -learning_rate / len(state.expected))
     move = squared_norm(change).astype(jnp.float32)
     return state._replace(
         params=narrow(plus(wide(state.params), change), state.params),
-        moves=jnp.roll(state.moves, 1).at[0].set(move),
+        moves=remembered(state.moves, move),
         rounds=state.rounds + 1,
     )
 
@@ -299,20 +306,21 @@ def _by_workers(
     _require(learning_rate, threshold, memory, max_skip)
 
     def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
-        worker, own = event.worker, row(state.uploads, event.worker)
-        target = minus(wide(gradient), own)
+        worker, own = event.worker, row(state.own, event.worker)
+        target = minus(wide(gradient), own.last)
         change, _ = upload.send(upload.init(target), event.key, target)
         error = squared_norm(minus(target, change)).astype(jnp.float32)
-        norm = squared_norm(change).astype(jnp.float32)
-        limit = _limit(state, threshold, learning_rate) + 3 * (error + state.errors[worker])
-        # Negated, so that NaN is uploaded.
-        small = norm <= limit if strict else norm < limit
-        uploads = ~small | (state.skipped[worker] >= max_skip)
+        uploads = uploads_now(
+            squared_norm(change).astype(jnp.float32),
+            _limit(state, threshold, learning_rate),
+            error + own.error,
+            own.skipped >= max_skip,
+            strict,
+        )
+        last = chosen(uploads, plus(own.last, change), own.last)
         after = state._replace(
             total=chosen(uploads, plus(state.total, change), state.total),
-            uploads=with_row(state.uploads, worker, chosen(uploads, plus(own, change), own)),
-            skipped=state.skipped.at[worker].set(jnp.where(uploads, 0, state.skipped[worker] + 1)),
-            errors=state.errors.at[worker].set(jnp.where(uploads, error, state.errors[worker])),
+            own=with_row(state.own, worker, uploaded(own, uploads, last, error)),
             expected=state.expected.at[worker].set(False),
         )
         ends = ~jnp.any(after.expected)
@@ -332,3 +340,31 @@ def _by_workers(
         model=lambda state: state.params,
         begins=lambda state, idle: idle & state.expected,
     )
+
+
+def _nearest_on_grid(bits: int) -> Codec:
+    r"""A codec that rounds to the nearest of :math:`2^b` points between the largest magnitudes.
+
+    .. math:: q_j = \Big\lfloor \frac{x_j + R}{2 \tau R} + \frac{1}{2} \Big\rfloor, \qquad
+              Q(x)_j = 2 \tau R q_j - R, \qquad R = \|x\|_\infty, \quad \tau = \frac{1}{2^b - 1}
+
+    So :math:`\|Q(x) - x\|_\infty \le \tau R`. It is biased, and no contraction: 0 is no point of
+    the grid. Each leaf sends `bits` per coordinate, in words of 32 bits, and one float32.
+    """
+    intervals = 2**bits - 1
+
+    def measure(context: Context, x: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(x), initial=0.0)
+
+    def encode(context: Context, x: jax.Array) -> tuple[jax.Array, Memory]:
+        radius = context.statistics
+        fraction = jnp.where(radius > 0, x / radius, 0.0)
+        codes = jnp.floor((fraction + 1) * (intervals / 2) + 0.5)
+        codes = jnp.clip(codes, 0, intervals).astype(jnp.uint32)
+        return pack(codes, bits=bits), context.memory
+
+    def decode(context: Context, payload: jax.Array) -> jax.Array:
+        codes = unpack(payload, bits=bits, shape=context.shape)
+        return context.statistics * (codes.astype(jnp.float32) * (2 / intervals) - 1)
+
+    return Codec(encode, decode, measure=measure, reduce_statistics="max")

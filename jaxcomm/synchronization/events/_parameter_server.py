@@ -1,17 +1,28 @@
-"""Asynchronous SGD: the server applies each gradient when it arrives."""
+"""Parameter servers: asynchronous, stale synchronous, and synchronous with backup workers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import require_transformation
-from jaxcomm.synchronization.events._messages import bytes_of, message
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import row, rows_of, scaled, with_row
+from jaxcomm.synchronization._require import require_int
+from jaxcomm.synchronization._trees import (
+    chosen,
+    narrow,
+    plus,
+    row,
+    rows_of,
+    scaled,
+    wide,
+    with_row,
+)
+from jaxcomm.synchronization._windows import InFlight
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, message, sent
 
 
 class ServerState(NamedTuple):
@@ -113,4 +124,303 @@ def parameter_server(
         point=lambda state, event: row(state.read, event.worker),
         finish=finish,
         model=lambda state: state.params,
+    )
+
+
+class TableState(NamedTuple):
+    """The parameters as a sum of updates by clock."""
+
+    base: PyTree  # the first parameters and all updates before those in `by_clock`
+    by_clock: PyTree  # leaves [2 s + 1, ...], the sums of the updates of the clocks after `base`
+    own: PyTree  # leaves [workers, s + 1, ...], each worker's last updates
+    clocks: jax.Array  # int32[workers], the updates that each worker has made
+    optimizer: Any  # leaves [workers, ...]
+    dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+
+def stale_synchronous(tx: optax.GradientTransformation, staleness: int) -> Policy:
+    r"""Stale synchronous parallel (SSP): the fastest worker is at most s clocks ahead.
+
+    .. math:: \tilde x_{i, c} = x_0 + \frac{1}{n} \Big( \sum_{k \le c - s - 1} \sum_j u_{j, k}
+              + \sum_{k = c - s}^{c - 1} u_{i, k} \Big), \qquad
+              u_{i, c} = \mathrm{tx}_i(g_i(\tilde x_{i, c}))
+
+    Worker i begins its clock c if all workers have finished clock :math:`c - s - 1`. It reads all
+    updates up to that clock, and all of its own (read-my-writes). It reads no other update, even if
+    some have arrived. So what it reads does not depend on the speeds. With :math:`s = 0` this is
+    synchronous SGD. Clocks differ by at most s + 1, counting the gradient that a worker has just
+    finished. Each gradient is one message to the server and one reply.
+
+    Args:
+      tx: The optimizer of each worker, whose updates are added up.
+      staleness: s, at least 0.
+
+    Returns:
+      A policy, for :func:`event_loop`. It keeps the s + 1 last updates of each worker, and one
+      optimizer state per worker.
+
+    Raises:
+      ValueError: If `staleness` is negative, or `tx` is not an optax transformation.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jaxcomm.synchronization import deterministic, events
+      >>> def work(x, event):
+      ...     return jax.value_and_grad(lambda x: 0.5 * x**2)(x)
+      >>> loop = events.event_loop(
+      ...     events.stale_synchronous(optax.sgd(1.0), staleness=1),
+      ...     work,
+      ...     deterministic([1.0, 5.0]),
+      ...     workers=2,
+      ... )
+      >>> progress, records = loop.run(loop.start(jnp.float32(8.0)), 4)
+      >>> print(records.worker, records.seconds)
+      [0 0 1 0] [1. 2. 5. 6.]
+
+    References:
+      Ho et al., `More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server
+      <https://papers.nips.cc/paper/2013/hash/b7bb35b9c6ca2aee2df08cf09d7016c2-Abstract.html>`_,
+      2013.
+
+    Differs from the paper: updates are divided by n; the paper adds them undivided. A read never
+    includes an update that is newer than guaranteed; the paper permits it, as far as it has
+    arrived.
+    """
+    require_transformation(tx)
+    require_int(staleness, "staleness", least=0)
+    slots, kept = 2 * staleness + 1, staleness + 1
+
+    def init(params: PyTree, workers: int) -> TableState:
+        base = wide(params)
+        zeros = jax.tree.map(jnp.zeros_like, base)
+        return TableState(
+            base=base,
+            by_clock=rows_of(zeros, slots),
+            own=rows_of(rows_of(zeros, kept), workers),
+            clocks=jnp.zeros(workers, jnp.int32),
+            optimizer=rows_of(tx.init(params), workers),
+            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+        )
+
+    def numbers(least: jax.Array, count: int) -> jax.Array:
+        """The clock of each slot of a ring whose earliest clock is `least`."""
+        return least + (jnp.arange(count, dtype=jnp.int32) - least) % count
+
+    def add(x: jax.Array, ring: jax.Array, mask: jax.Array) -> jax.Array:
+        return x + jnp.tensordot(mask.astype(ring.dtype), ring, axes=1)
+
+    def read(state: TableState, worker: jax.Array, clock: jax.Array) -> PyTree:
+        by_clock = numbers(jnp.min(state.clocks) - staleness, slots) <= clock - staleness - 1
+        mine = numbers(clock - staleness, kept) < clock
+        x = jax.tree.map(lambda x, ring: add(x, ring, by_clock), state.base, state.by_clock)
+        own = row(state.own, worker)
+        return narrow(jax.tree.map(lambda x, ring: add(x, ring, mine), x, own), state.dtypes)
+
+    def finish(state: TableState, event: Event, gradient: PyTree) -> tuple[TableState, Sent]:
+        worker, clock = event.worker, state.clocks[event.worker]
+        read_params = read(state, worker, clock)
+        update, optimizer = tx.update(gradient, row(state.optimizer, worker), read_params)
+        update = scaled(wide(update), 1 / len(state.clocks))
+        clocks = state.clocks.at[worker].add(1)
+        by_clock = jax.tree.map(
+            lambda ring, u: ring.at[clock % slots].add(u), state.by_clock, update
+        )
+        own = jax.tree.map(lambda ring, u: ring.at[worker, clock % kept].set(u), state.own, update)
+        before = jnp.min(state.clocks)
+        oldest, moves = (before - staleness) % slots, jnp.min(clocks) > before
+        complete = row(by_clock, oldest)
+        zeros = jax.tree.map(jnp.zeros_like, complete)
+        size = bytes_of(read_params)
+        return TableState(
+            base=chosen(moves, plus(state.base, complete), state.base),
+            by_clock=with_row(by_clock, oldest, chosen(moves, zeros, complete)),
+            own=own,
+            clocks=clocks,
+            optimizer=with_row(state.optimizer, worker, optimizer),
+            dtypes=state.dtypes,
+        ), sent(1, size, 1, size)
+
+    def begins(state: TableState, idle: jax.Array) -> jax.Array:
+        return idle & (state.clocks - jnp.min(state.clocks) <= staleness)
+
+    def model(state: TableState) -> PyTree:
+        """The parameters with all updates."""
+        everything = jnp.ones(slots, bool)
+        x = jax.tree.map(lambda x, ring: add(x, ring, everything), state.base, state.by_clock)
+        return narrow(x, state.dtypes)
+
+    return Policy(
+        init=init,
+        point=lambda state, event: read(state, event.worker, state.clocks[event.worker]),
+        finish=finish,
+        model=model,
+        begins=begins,
+    )
+
+
+class StepState(NamedTuple):
+    """The state of a step that waits for some of the workers."""
+
+    params: PyTree
+    optimizer: Any
+    total: PyTree  # the sum of the gradients that arrived in this step
+    arrived: jax.Array  # int32[], their number
+    step: jax.Array  # int32[]
+    next_step: (
+        jax.Array
+    )  # int32[workers], the step of the gradient that a worker computes, or waits for
+    dropped: jax.Array  # int32[], the gradients of earlier steps that arrived
+
+
+def bulk_synchronous(tx: optax.GradientTransformation) -> Policy:
+    r"""Synchronous SGD: a step waits for the gradients of all workers.
+
+    .. math:: x \gets x + \mathrm{tx}\Big(\frac{1}{n} \sum_i g_i(x)\Big)
+
+    Each gradient is one message to the server, and each worker receives the new parameters. The
+    clock is that of :func:`jaxcomm.synchronization.windows` with
+    :func:`jaxcomm.synchronization.all_workers`.
+
+    Args:
+      tx: The optimizer of the server.
+
+    Returns:
+      A policy, for :func:`event_loop`. It has no more state than the optimizer and one sum.
+
+    Raises:
+      ValueError: If `tx` is not an optax transformation.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jaxcomm.synchronization import deterministic, events
+      >>> def work(x, event):
+      ...     return jax.value_and_grad(lambda x: 0.5 * (x - event.worker.astype(x.dtype)) ** 2)(
+      ...         x
+      ...     )
+      >>> loop = events.event_loop(
+      ...     events.bulk_synchronous(optax.sgd(1.0)), work, deterministic([1.0, 3.0]), workers=2
+      ... )
+      >>> progress, records = loop.run(loop.start(jnp.float32(8.0)), 4)
+      >>> print(loop.model(progress), records.seconds)
+      0.5 [1. 3. 4. 6.]
+
+    References:
+      Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
+      2016.
+    """
+    return backup_workers(tx, 0)
+
+
+def backup_workers(
+    tx: optax.GradientTransformation, backups: int, *, in_flight: InFlight = "finish_late"
+) -> Policy:
+    r"""Synchronous SGD with b backup workers: a step takes the first n of n + b gradients.
+
+    .. math:: x \gets x + \mathrm{tx}\Big(\frac{1}{n} \sum_{i \in F} g_i(x)\Big), \qquad |F| = n
+
+    A gradient that arrives after its step has ended is dropped. The gradients are those of the
+    fastest workers: if speed depends on the data, the mean is biased. A worker sends each gradient
+    that it finishes, the dropped ones too, and receives the parameters.
+
+    Args:
+      tx: The optimizer of the server.
+      backups: b, at least 0 and less than the number of workers, n + b.
+      in_flight: What a worker does when a step ends without it. `"finish_late"` finishes the
+        gradient, which is dropped. `"abort"` restarts at the new parameters at once, and sends
+        nothing; the seconds of a step are then the n-th of n + b times.
+
+    Returns:
+      A policy, for :func:`event_loop`. Its state counts `dropped` gradients.
+
+    Raises:
+      ValueError: If `backups` is negative, `in_flight` has another value, or `tx` is not an optax
+        transformation; when started, if `backups` is not less than the number of workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jaxcomm.synchronization import deterministic, events
+      >>> def work(x, event):
+      ...     return jax.value_and_grad(lambda x: 0.5 * x**2)(x)
+      >>> loop = events.event_loop(
+      ...     events.backup_workers(optax.sgd(0.5), 1),
+      ...     work,
+      ...     deterministic([1.0, 1.0, 3.5]),
+      ...     workers=3,
+      ... )
+      >>> progress, records = loop.run(loop.start(jnp.float32(8.0)), 7)
+      >>> print(loop.model(progress), records.worker, progress.policy.dropped)
+      1.0 [0 1 0 1 0 1 2] 1
+
+    References:
+      Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
+      2016.
+    """
+    require_transformation(tx)
+    require_int(backups, "backups", least=0)
+    if in_flight not in get_args(InFlight):
+        raise ValueError(f"`in_flight` must be one of {get_args(InFlight)}, got {in_flight!r}.")
+    aborts = in_flight == "abort"
+
+    def init(params: PyTree, workers: int) -> StepState:
+        if backups >= workers:
+            raise ValueError(
+                f"`backups`={backups} must be less than the number of workers, {workers}: a step "
+                "takes the gradients of the others."
+            )
+        zero = jnp.zeros((), jnp.int32)
+        return StepState(
+            params=params,
+            optimizer=tx.init(params),
+            total=jax.tree.map(jnp.zeros_like, wide(params)),
+            arrived=zero,
+            step=zero,
+            next_step=jnp.zeros(workers, jnp.int32),
+            dropped=zero,
+        )
+
+    def finish(state: StepState, event: Event, gradient: PyTree) -> tuple[StepState, Sent]:
+        wanted = len(state.next_step) - backups
+        fresh = state.next_step[event.worker] == state.step
+        total = chosen(fresh, plus(state.total, gradient), state.total)
+        count = state.arrived + fresh.astype(jnp.int32)
+
+        def step() -> tuple[PyTree, Any, PyTree]:
+            mean = narrow(scaled(total, 1 / wanted), state.params)
+            updates, optimizer = tx.update(mean, state.optimizer, state.params)
+            zeros = jax.tree.map(jnp.zeros_like, total)
+            return optax.apply_updates(state.params, updates), optimizer, zeros
+
+        ends = count == wanted
+        params, optimizer, total = lax.cond(
+            ends, step, lambda: (state.params, state.optimizer, total)
+        )
+        number = state.step + ends.astype(jnp.int32)
+        mine = jnp.where(fresh, state.step + 1, state.step)
+        next_step = state.next_step.at[event.worker].set(mine)
+        if aborts:
+            next_step = jnp.where(ends, number, next_step)
+        after = StepState(
+            params=params,
+            optimizer=optimizer,
+            total=total,
+            arrived=jnp.where(ends, 0, count),
+            step=number,
+            next_step=next_step,
+            dropped=state.dropped + (~fresh).astype(jnp.int32),
+        )
+        size = bytes_of(state.params)
+        return after, sent(1, size, 1, size)
+
+    def begins(state: StepState, idle: jax.Array) -> jax.Array:
+        if aborts:
+            return jnp.full(idle.shape, state.arrived == 0)
+        return idle & (state.next_step <= state.step)
+
+    return Policy(
+        init=init,
+        point=lambda state, event: state.params,
+        finish=finish,
+        model=lambda state: state.params,
+        begins=begins,
+        restarts=aborts,
     )

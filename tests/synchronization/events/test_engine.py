@@ -19,7 +19,7 @@ from jaxcomm.synchronization import (
     windows,
 )
 from jaxcomm.synchronization.events import Event, EventLoop, Policy
-from jaxcomm.synchronization.events._seconds import Seconds, first, last, later, no_seconds
+from jaxcomm.synchronization.events._engine import Seconds, first, last, later, no_seconds
 from tests.synchronization.events.problem import halved
 from tests.synchronization.events.rows import PLAIN, Row, marked
 

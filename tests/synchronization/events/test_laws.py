@@ -13,7 +13,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import deterministic, events, shifted_exponential
 from jaxcomm.synchronization.events import Event, Policy, Progress, Record
 from jaxcomm.synchronization.events._asy_lpg import rounding_error
-from jaxcomm.synchronization.events._grid import nearest_on_grid
+from jaxcomm.synchronization.events._lazy import _nearest_on_grid
 from tests.synchronization.events import problem
 from tests.synchronization.events.simulated import run_named
 
@@ -111,7 +111,7 @@ def test_a_threshold_of_0_uploads_always_and_others_save() -> None:
     "bits", [3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 8, 16))]
 )
 def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
-    codec = nearest_on_grid(bits)
+    codec = _nearest_on_grid(bits)
 
     @jax.jit
     def there_and_back(x: jax.Array) -> tuple[Any, jax.Array]:
@@ -126,7 +126,7 @@ def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
     grid = np.linspace(-radius, radius, 2**bits)
     nearest = grid[np.abs(x[:, None] - grid).argmin(axis=1)]
     np.testing.assert_allclose(decoded, nearest, atol=1e-5)
-    assert payload.codes.size == -(-300 // (32 // bits))
+    assert payload.size == -(-300 // (32 // bits))
     assert not there_and_back(jnp.zeros(300))[1].any()
 
 

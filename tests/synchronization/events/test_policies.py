@@ -84,8 +84,8 @@ def test_the_server_keeps_the_sum_of_the_last_uploads(name: str) -> None:
     run = run_named(name)
     state = run.progress.policy
     total = vector(jax.tree.map(lambda x: x[None], state.total))[0]
-    np.testing.assert_allclose(total, vector(state.uploads).sum(axis=0), atol=1e-5)
-    np.testing.assert_allclose(vector(state.uploads), run.rule.uploads, atol=1e-4)
+    np.testing.assert_allclose(total, vector(state.own.last).sum(axis=0), atol=1e-5)
+    np.testing.assert_allclose(vector(state.own.last), run.rule.uploads, atol=1e-4)
     uploads, events = int(run.records.sent.uploads.sum()), len(run.happened)
     assert 8 < uploads <= events and (uploads < events or name == "lag_ps")
 

@@ -1,4 +1,4 @@
-"""Rows of trees with a leading axis of workers; an event reads and writes a few of them."""
+"""Trees of arrays: the dtype of sums, rows of workers, and arithmetic in the dtypes of leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,21 @@ from jax import lax
 from jaxcomm._contract import PyTree
 
 Index = jax.Array | tuple[jax.Array, ...]
+
+
+def wide(tree: PyTree) -> PyTree:
+    """Converts floats to at least float32: float64 stays, 16 and 8 bits are widened."""
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+        return x.astype(jnp.float32) if narrow else x
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def narrow(tree: PyTree, like: PyTree) -> PyTree:
+    """Converts leaves back to the dtypes of `like`."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
 def row(tree: PyTree, worker: Index) -> PyTree:

@@ -1,33 +1,157 @@
-"""Consensus by ADMM on a graph: workers solve subproblems in turn, or all at once."""
+"""Methods without a server: asynchronous pairs (AD-PSGD), and consensus by ADMM on a graph."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxcomm._contract import PyTree
+from jaxcomm._require import require_transformation
 from jaxcomm.gossip._extras import networkx
-from jaxcomm.synchronization._wide import narrow, wide
-from jaxcomm.synchronization.events._graph import Neighbors, require_size, to_neighbors
-from jaxcomm.synchronization.events._messages import bytes_of
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
-from jaxcomm.synchronization.events._rows import (
+from jaxcomm.gossip._neighbors import toward
+from jaxcomm.gossip._topologies import require_graph
+from jaxcomm.synchronization._trees import (
     minus,
+    narrow,
     plus,
     row,
     row_before,
     rows_of,
     scaled,
+    wide,
     with_row,
 )
+from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+class Neighbors(NamedTuple):
+    """The neighbors of each worker, padded with the worker itself to the largest degree."""
+
+    table: np.ndarray  # int32[workers, degree]
+    linked: np.ndarray  # bool[workers, degree], false for the padding
+    degrees: np.ndarray  # int32[workers]
+
+
+def to_neighbors(graph: nx.Graph, method: str) -> Neighbors:
+    """The table of an undirected, connected graph.
+
+    Raises:
+      ValueError: If the graph is directed or not connected, or has other nodes than 0 to n - 1.
+    """
+    workers = require_graph(graph)
+    if graph.is_directed():
+        raise ValueError(
+            f"`graph` is directed, but `{method}` needs answers: use `graph.to_undirected()`."
+        )
+    own = [sorted(set(graph[worker]) - {worker}) for worker in range(workers)]
+    degrees = np.array([len(others) for others in own], np.int32)
+    table = np.tile(np.arange(workers, dtype=np.int32)[:, None], (1, max(int(degrees.max()), 1)))
+    for worker, others in enumerate(own):
+        table[worker, : len(others)] = others
+    linked = np.arange(table.shape[1])[None] < degrees[:, None]
+    return Neighbors(table, linked, degrees)
+
+
+def require_size(neighbors: Neighbors, workers: int) -> None:
+    """Raises unless the graph has this number of workers."""
+    if len(neighbors.table) != workers:
+        raise ValueError(
+            f"`graph` has {len(neighbors.table)} nodes, but there are {workers} workers."
+        )
+
+
+class PairState(NamedTuple):
+    """The parameters of each worker, and those at which it computes."""
+
+    params: PyTree  # leaves [workers, ...], in float32 at least
+    read: PyTree  # leaves [workers, ...], in the dtypes of the parameters
+    optimizer: Any  # leaves [workers, ...]
+
+
+def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
+    r"""Asynchronous decentralized SGD (AD-PSGD) with its own event for each gradient.
+
+    .. math:: x_i, x_j \gets \tfrac{1}{2} (x_i + x_j), \qquad
+              x_i \gets x_i + \mathrm{tx}_i(g_i(\hat x_i)), \qquad j \sim \mathcal{U}(N_i)
+
+    Here :math:`\hat x_i` is the worker's parameters when it began. Others may average with it
+    meanwhile. The average keeps :math:`\sum_i x_i`. It is that of :func:`jaxcomm.gossip.ad_psgd`,
+    whose workers step together. A worker and its neighbor send their parameters to each other: one
+    message and one reply. No worker waits.
+
+    Args:
+      tx: The optimizer of each worker.
+      graph: A connected, undirected networkx graph of the workers.
+
+    Returns:
+      A policy, for :func:`event_loop`. Its model is the mean of the workers.
+
+    Raises:
+      ValueError: If `tx` is not an optax transformation, or the graph is directed or not connected;
+        when started, if it has another number of workers.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import gossip
+      >>> from jaxcomm.synchronization import events
+      >>> policy = events.asynchronous_pairs(optax.sgd(0.1), gossip.ring(8))
+
+    References:
+      Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient Descent
+      <https://arxiv.org/abs/1710.06952>`_, 2018.
+
+    Differs from the paper: an average happens at once, so no two of them can wait for each other,
+    and the graph need not be bipartite.
+    """
+    require_transformation(tx)
+    neighbors = to_neighbors(graph, "asynchronous_pairs")
+
+    def init(params: PyTree, workers: int) -> PairState:
+        require_size(neighbors, workers)
+        return PairState(
+            params=rows_of(wide(params), workers),
+            read=rows_of(params, workers),
+            optimizer=rows_of(tx.init(params), workers),
+        )
+
+    def finish(state: PairState, event: Event, gradient: PyTree) -> tuple[PairState, Sent]:
+        worker = event.worker
+        degree = jnp.asarray(neighbors.degrees)[worker]
+        drawn = jax.random.randint(event.key, (), 0, jnp.maximum(degree, 1))
+        partner = jnp.asarray(neighbors.table)[worker, drawn]
+        own, other = row(state.params, worker), row(state.params, partner)
+        half, _ = toward(own, other, jnp.asarray(0.5, jax.tree.leaves(own)[0].dtype))
+        average = plus(own, half)
+        updates, optimizer = tx.update(
+            gradient, row(state.optimizer, worker), narrow(average, gradient)
+        )
+        after = plus(average, updates)
+        params = with_row(state.params, partner, minus(other, half))
+        size = jnp.where(degree > 0, bytes_of(gradient), 0)
+        return PairState(
+            params=with_row(params, worker, after),
+            read=with_row(state.read, worker, narrow(after, gradient)),
+            optimizer=with_row(state.optimizer, worker, optimizer),
+        ), sent(degree > 0, size, degree > 0, size)
+
+    def model(state: PairState) -> PyTree:
+        return narrow(jax.tree.map(lambda x: jnp.mean(x, axis=0), state.params), state.read)
+
+    return Policy(
+        init=init,
+        point=lambda state, event: row(state.read, event.worker),
+        finish=finish,
+        model=model,
+    )
 
 
 class Subproblem(NamedTuple):
