@@ -177,6 +177,15 @@ Natural = Annotated[int, Range(least=0)]
 Share = Annotated[float, Range(above=0, most=1)]
 
 
+BelowOne = Annotated[float, Range(least=0, below=1)]
+
+
+AboveZero = Annotated[float, Range(above=0)]
+
+
+AtLeastZero = Annotated[float, Range(least=0)]
+
+
 def remedy(option: str) -> str:
     """The advice for an option that must be static but is traced."""
     return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."

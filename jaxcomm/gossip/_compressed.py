@@ -12,7 +12,7 @@ from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._collectives import Message, to_message
 from jaxcomm._contract import AxisName, Codec, Context, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import Share, checked, require_option
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
 from jaxcomm.gossip._neighbors import MessageRound, MixingStep, to_links
@@ -61,12 +61,6 @@ def encode(
     return message, decoded(contents), decoded
 
 
-def require_step_size(step_size: float) -> None:
-    """Raises unless `step_size` is in (0, 1]."""
-    if not isinstance(step_size, int | float) or not 0 < step_size <= 1:
-        raise ValueError(f"`step_size` must be in (0, 1], got {step_size!r}.")
-
-
 def choco_step_size(mixing: Any, contraction: float) -> float:
     r"""The step size of CHOCO's convergence proof; much larger ones often converge.
 
@@ -88,8 +82,7 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
       >>> round(gossip.choco_step_size(gossip.ring(8), contraction=0.1), 5)
       0.00035
     """
-    if not 0 < contraction <= 1:
-        raise ValueError(f"`contraction` must be in (0, 1], got {contraction!r}.")
+    require_option(contraction, "contraction", Share)
     mixing = require_fixed(require_symmetric(agreeing(mixing), "choco_sgd"), "choco_step_size")
     eigenvalues = np.linalg.eigvalsh(mixing.matrices[0])
     others = eigenvalues[:-1] if len(eigenvalues) > 1 else np.zeros(1)
@@ -98,15 +91,16 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
     return r**2 * delta / (16 * r + r**2 + 4 * b**2 + 2 * r * b**2 - 8 * r * delta)
 
 
+@checked
 @names_itself
 def choco_sgd(
     mixing: Any,
     codec: Codec,
     *,
-    step_size: float,
+    step_size: Share,
     per_neighbor: bool | None = None,
     axis_name: AxisName = "data",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip of compressed differences: neighbors store copies :math:`\hat x_i` of each other.
@@ -152,8 +146,6 @@ def choco_sgd(
       Koloskova et al., `Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
       Communication <https://arxiv.org/abs/1902.00340>`_, 2019.
     """
-    require_codec(codec, user="choco_sgd")
-    require_step_size(step_size)
     mixing = require_symmetric(agreeing(mixing), "choco_sgd")
     if per_neighbor is None:
         per_neighbor = not mixing.constant
@@ -270,14 +262,15 @@ def choco_sgd(
     )
 
 
+@checked
 @names_itself
 def deep_squeeze(
     mixing: Any,
     codec: Codec,
     *,
-    step_size: float,
+    step_size: Share,
     axis_name: AxisName = "data",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip of compressed parameters with feedback of the compression error.
@@ -319,8 +312,6 @@ def deep_squeeze(
       Tang et al., `DeepSqueeze: Decentralization Meets Error-Compensated Compression
       <https://arxiv.org/abs/1907.07346>`_, 2019.
     """
-    require_codec(codec, user="deep_squeeze")
-    require_step_size(step_size)
     mixing = require_symmetric(agreeing(mixing), "deep_squeeze")
 
     def start(units: list[jax.Array]) -> PyTree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._require import Natural, checked, require_option
 from jaxcomm.compression.feedback._shifted import Sum, add, no_sum
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
@@ -23,13 +24,14 @@ from jaxcomm.gossip._to_mixing import agreeing, one_of_pairs
 Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
 
+@checked
 @names_itself
 def dpsgd(
     mixing: Any,
     *,
     axis_name: AxisName = "data",
     order: Order = "combine_then_adapt",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decentralized parallel SGD (D-PSGD): workers average only with their neighbors.
@@ -101,8 +103,6 @@ def dpsgd(
       Lian et al., `Can Decentralized Algorithms Outperform Centralized Algorithms?
       <https://arxiv.org/abs/1705.09056>`_, 2017.
     """
-    if order not in get_args(Order):
-        raise ValueError(f"`order` must be one of {get_args(Order)}, got {order!r}.")
     mixing = require_symmetric(agreeing(mixing), "dpsgd")
 
     def method(
@@ -214,8 +214,7 @@ def ad_psgd(
     Differs from the paper: all workers step together and have the same staleness. In the paper,
     workers proceed asynchronously. Here, all pairs of a matching average at once.
     """
-    if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
-        raise ValueError(f"`staleness` must be a Python int of at least 0, got {staleness!r}.")
+    require_option(staleness, "staleness", Natural)
     mixing = one_of_pairs(*matchings_of(graph))
 
     def start(units: list[jax.Array]) -> list[list[jax.Array]]:
@@ -234,6 +233,7 @@ def ad_psgd(
     return gossiped(mixing, start, method, seed=seed, diagnostics=diagnostics, axis_name=axis_name)
 
 
+@checked
 @names_itself
 def d2(
     mixing: Any, *, axis_name: AxisName = "data", diagnostics: bool = False

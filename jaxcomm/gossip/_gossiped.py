@@ -16,7 +16,7 @@ from jaxcomm import _axis, _noise, _units
 from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import own_weight, presence, require_axis_name
+from jaxcomm._require import Positive, checked, own_weight, presence
 from jaxcomm._resize import resized_by, total_on_the_first
 from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -98,6 +98,7 @@ def _dtypes(params: PyTree) -> tuple[Any, Any]:
     return dtypes.pop() if len(dtypes) == 1 else wide, wide
 
 
+@checked
 def gossiped(
     mixing: Mixing,
     start: Callable[[list[jax.Array]], PyTree],
@@ -105,7 +106,7 @@ def gossiped(
     *,
     axis_name: AxisName = "data",
     average: Average = plain_average,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
     in_pairs: bool = False,
     weighs_steps: bool = True,
@@ -148,9 +149,6 @@ def gossiped(
       >>> mixing = gossip.to_mixing(gossip.ring(8))
       >>> tx = optax.chain(optax.sgd(0.1), gossip.gossiped(mixing, lambda units: (), method))
     """
-    if not isinstance(diagnostics, bool):
-        raise ValueError(f"`diagnostics` must be a Python bool, got {diagnostics!r}.")
-    require_axis_name(axis_name)
     links = to_links(mixing, in_pairs)
 
     def require_workers() -> None:
@@ -352,8 +350,9 @@ class ExactAverageState(NamedTuple):
     gossip: Any
 
 
+@checked
 def periodic_averaging(
-    period: int, gossip: optax.GradientTransformation | None = None
+    period: Positive, gossip: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip that sets all workers to their exact mean in every k-th step.
 
@@ -385,8 +384,6 @@ def periodic_averaging(
       >>> push = gossip.sgp(gossip.one_peer_exponential(8))
       >>> tx = optax.chain(optax.sgd(0.1), gossip.periodic_averaging(10, push))
     """
-    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
     if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
         raise ValueError(
             f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcomm._require import Share, require_option
 from jaxcomm.gossip._extras import cvxpy, optimize
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import Matching, matchings_of, pair_average
@@ -109,8 +110,7 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
       Wang et al., `MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling
       <https://arxiv.org/abs/1905.09435>`_, 2019.
     """
-    if not isinstance(budget, int | float) or not 0 < budget <= 1:
-        raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
+    require_option(budget, "budget", Share)
     workers, matchings = matchings_of(graph)
     if workers == 1:
         return MatchaPlan(1, (), (), 1.0, 0.0, 0.0)

@@ -10,6 +10,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
+from jaxcomm._require import AboveZero, BelowOne, Positive, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, toward
@@ -39,16 +40,17 @@ def _every(mixing: Mixing, period: int) -> Mixing:
     return mixing._replace(probabilities=chances, active=active, period=period * mixing.period)
 
 
+@checked
 @names_itself
 def noloco(
     mixing: Any,
-    period: int = 50,
+    period: Positive = 50,
     *,
-    momentum: jax.Array | float = 0.5,
-    learning_rate: jax.Array | float = 0.7,
-    pull: jax.Array | float | None = None,
+    momentum: BelowOne | jax.Array = 0.5,
+    learning_rate: AboveZero | jax.Array = 0.7,
+    pull: AboveZero | jax.Array | None = None,
     axis_name: AxisName = "data",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Local steps, and a momentum step with one other worker in every H-th step (NoLoCo).
@@ -102,14 +104,7 @@ def noloco(
     :math:`\Delta_j`, of which only this sum is needed. Pairs are rounds of a tournament instead of
     random permutations. Activations are not routed between replicas.
     """
-    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise ValueError(f"`period` must be a Python int of at least 1, got {period!r}.")
-    if not isinstance(momentum, jax.core.Tracer) and not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
     pull = learning_rate if pull is None else pull
-    for name, value in (("learning_rate", learning_rate), ("pull", pull)):
-        if not isinstance(value, jax.core.Tracer) and not value > 0:
-            raise ValueError(f"`{name}` must be above 0, got {value!r}.")
     symmetric = require_symmetric(agreeing(mixing), "noloco")
 
     def start(units: list[jax.Array]) -> NoLoCoMemory:

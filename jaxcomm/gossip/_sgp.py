@@ -8,6 +8,7 @@ import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
+from jaxcomm._require import Natural, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import agreeing
@@ -20,13 +21,14 @@ class PushSum(NamedTuple):
     in_transit: list[tuple[list[jax.Array], jax.Array]]  # one entry per step of delay
 
 
+@checked
 @names_itself
 def sgp(
     mixing: Any,
     *,
-    overlap: int = 0,
+    overlap: Natural = 0,
     axis_name: AxisName = "data",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     diagnostics: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stochastic gradient push (SGP); with `overlap`, Overlap SGP.
@@ -72,8 +74,6 @@ def sgp(
       Assran et al., `Stochastic Gradient Push for Distributed Deep Learning
       <https://arxiv.org/abs/1811.10792>`_, 2018.
     """
-    if not isinstance(overlap, int) or isinstance(overlap, bool) or overlap < 0:
-        raise ValueError(f"`overlap` must be a Python int of at least 0, got {overlap!r}.")
     mixing = agreeing(mixing, "push")
 
     def start(units: list[jax.Array]) -> PushSum:

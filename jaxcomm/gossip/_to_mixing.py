@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm._require import Share, require_option
 from jaxcomm.gossip._extras import is_graph, optimize
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of
@@ -199,8 +200,7 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
       >>> round(gossip.random_periodic(gossip.ring(8), budget=0.5).rho, 3)
       0.777
     """
-    if not isinstance(budget, int | float) or not 0 < budget <= 1:
-        raise ValueError(f"`budget` must be in (0, 1], got {budget!r}.")
+    require_option(budget, "budget", Share)
     best_constant = mixing_matrix(graph, "best_constant")
     if len(best_constant) == 1:
         return Mixing((best_constant,))
@@ -273,8 +273,6 @@ def random_pairs(workers: int) -> Mixing:
       >>> len(mixing.matrices), mixing.degree
       (7, 1)
     """
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ValueError(f"`workers` must be a Python int of at least 1, got {workers!r}.")
 
     return one_of_pairs(workers, _pairings(workers))
 
