@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm.synchronization._require import require_int, require_seconds
+from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._windows import (
     InFlight,
@@ -59,7 +59,6 @@ def resize_clock(clock: Clock, workers: int) -> Clock:
       >>> print(clock.seconds, clock.minibatches, clock.queue.position)
       4.0 5 [0 0 0]
     """
-    require_int(workers, "workers")
     starved = jnp.zeros(workers, jnp.int32).at[0].set(jnp.sum(clock.starved, dtype=jnp.int32))
     return clock._replace(queue=new_queue(workers), starved=starved)
 
@@ -71,15 +70,16 @@ class Windows(NamedTuple):
     close: Callable[[Clock], tuple[Window, Clock]]
 
 
+@checked
 def windows(
     straggler: Straggler,
     trigger: Trigger,
     *,
-    workers: int,
-    minibatches: int,
-    communication_seconds: float | Callable[[jax.Array], jax.Array] = 0.0,
+    workers: Positive,
+    minibatches: Positive,
+    communication_seconds: AtLeastZero | Callable[[jax.Array], jax.Array] = 0.0,
     in_flight: InFlight = "finish_late",
-    seed: int = 0,
+    seed: int | jax.Array = 0,
 ) -> Windows:
     r"""Windows of Non-blocking SGD on a simulated clock.
 
@@ -129,10 +129,6 @@ def windows(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: the assumption
       that communication pauses computation is a reconstruction.
     """
-    require_int(workers, "workers")
-    require_int(minibatches, "minibatches")
-    if not callable(communication_seconds):
-        require_seconds(communication_seconds, "communication_seconds")
     if trigger.max_seconds < straggler.minimum:
         raise ValueError(
             f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "

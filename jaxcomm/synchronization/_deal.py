@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import PyTree
-from jaxcomm.synchronization._require import require_int
 
 _NEXT_DEAL = 0x0DEA1  # Folded into the key, so that later orders are others.
 
@@ -61,8 +60,6 @@ def window_batches(
       >>> sorted(dealt[:2, 0].tolist()), dealt.shape
       ([0, 1], (4, 1))
     """
-    require_int(minibatches, "minibatches")
-    require_int(batch_size, "batch_size")
     workers, examples = _examples(shards)
     window = minibatches * batch_size
     epochs = (window + examples - 2) // examples + 1
@@ -125,8 +122,6 @@ def new_deal(key: jax.Array, examples: int, workers: int) -> Deal:
       >>> print(next_examples(new_deal(jax.random.key(0), 6, 2), 3).sum(axis=1))  # 0 1 2, 3 4 5
       [ 3 12]
     """
-    require_int(examples, "examples")
-    require_int(workers, "workers")
     if workers > examples:
         raise ValueError(f"`examples` must be at least `workers`={workers}, got {examples}.")
     left = jnp.full((workers, -(-examples // workers)), -1, jnp.int32)
@@ -199,7 +194,6 @@ def next_examples(deal: Deal, count: int) -> jax.Array:
       >>> print((later[:, 0] == next_examples(deal, 2)[[0, 1], [1, 0]]).all())
       True
     """
-    require_int(count, "count")
     return _next(deal, count)
 
 
@@ -309,7 +303,6 @@ def queues_of(deal: Deal, data: PyTree, batch_size: int) -> list[Iterator[PyTree
       >>> print(sorted(next(first).tolist()), sorted(next(second).tolist()))
       [0, 1] [2, 3]
     """
-    require_int(batch_size, "batch_size")
     chunk = batch_size * max(deal.left.shape[1] // batch_size, 1)
 
     @jax.jit

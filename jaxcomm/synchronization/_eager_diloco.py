@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PerWorker, PyTree
-from jaxcomm._require import require_transformation
+from jaxcomm._require import checked
 from jaxcomm._workers import per_worker
 from jaxcomm.synchronization._averaging_round import (
     Averaged,
@@ -46,6 +46,7 @@ class EagerState(NamedTuple):
     diagnostics: dict[str, jax.Array]  # float32[], as of `local_sgd`
 
 
+@checked
 @names_itself
 def eager_diloco(
     inner: optax.GradientTransformation,
@@ -102,10 +103,6 @@ def eager_diloco(
     period before it, since a step is one program. If `aggregator` compresses, the own late part
     that is subtracted is the exact one.
     """
-    require_transformation(inner, "inner")
-    require_transformation(outer, "outer")
-    if not isinstance(eager, bool):
-        raise ValueError(f"`eager` must be a Python bool, got {eager!r}.")
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
 

@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import described, flag_of_all, require_axis_name, require_transformation
+from jaxcomm._require import Positive, checked, flag_of_all
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import (
     Averaged,
@@ -29,7 +29,7 @@ from jaxcomm.synchronization._averaging_round import (
 )
 from jaxcomm.synchronization._trees import chosen, narrow, wide
 
-Period: TypeAlias = int | Callable[[jax.Array], jax.Array | int]
+Period: TypeAlias = Positive | Callable[[jax.Array], jax.Array | int]
 """The number of steps between exchanges; or a function of the number of steps so far, int32[]."""
 
 
@@ -52,10 +52,6 @@ def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     """A function from the number of steps so far to the period, int32[]."""
     if callable(period):
         return lambda step: jnp.asarray(period(step), jnp.int32)
-    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
-        raise ValueError(
-            f"`period` must be a Python int of at least 1 or a schedule, got {described(period)}."
-        )
     return lambda step: jnp.full((), period, jnp.int32)
 
 
@@ -65,11 +61,8 @@ def aggregator_of(
     """The aggregator of an exchange, by default the exact mean.
 
     Raises:
-      ValueError: If it is no transformation, or averages over other axes than those of the workers.
+      ValueError: If it averages over other axes than those of the workers.
     """
-    require_axis_name(axis_name)
-    if aggregator is not None:
-        require_transformation(aggregator, "aggregator")
     own = aggregator.axes if isinstance(aggregator, Aggregator) else _axis.names(axis_name)
     if {*own} != {*_axis.names(axis_name)}:
         raise ValueError(
@@ -128,6 +121,7 @@ def local_steps(
     return Aggregator(init, update_fn, axis_name, "local")
 
 
+@checked
 def average_every(
     period: Period,
     outer: optax.GradientTransformation,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,16 @@ from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._noise import following
-from jaxcomm.synchronization._require import require_int
+from jaxcomm._require import AboveZero, Positive, Range, checked
 
 
+@checked
 def growing_batch(
-    initial: int, growth: float, maximum: int, *, restart_period: int | None = None
+    initial: Positive,
+    growth: Annotated[float, Range(above=1)],
+    maximum: Positive,
+    *,
+    restart_period: Positive | None = None,
 ) -> Callable[[jax.Array], jax.Array]:
     r"""A growing number of mini-batches per worker between exchanges.
 
@@ -50,12 +55,6 @@ def growing_batch(
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD).
     """
-    require_int(initial, "initial")
-    require_int(maximum, "maximum")
-    if restart_period is not None:
-        require_int(restart_period, "restart_period")
-    if not 1 < growth < math.inf:
-        raise ValueError(f"`growth` must be above 1 and finite, got {growth!r}.")
     sizes = [min(initial, maximum)]
     while sizes[-1] < maximum:
         sizes.append(min(math.floor(initial * growth ** len(sizes)), maximum))
@@ -74,7 +73,8 @@ class ProximalState(NamedTuple):
     center: PyTree  # the parameters at the last restart
 
 
-def proximal_point(strength: float, restart_period: int) -> optax.GradientTransformation:
+@checked
+def proximal_point(strength: AboveZero, restart_period: Positive) -> optax.GradientTransformation:
     r"""Adds the gradient of a squared distance to the parameters at the last restart.
 
     .. math:: g \gets g + \theta\, (x - y), \qquad y \gets x \text{ at every } R\text{-th step}
@@ -105,9 +105,6 @@ def proximal_point(strength: float, restart_period: int) -> optax.GradientTransf
       Yu, Jin, `On the Computation and Communication Complexity of Parallel SGD with Dynamic Batch
       Sizes <https://arxiv.org/abs/1905.04346>`_, 2019 (CR-PSGD-Catalyst).
     """
-    require_int(restart_period, "restart_period")
-    if not 0 < strength < math.inf:
-        raise ValueError(f"`strength` must be positive and finite, got {strength!r}.")
 
     def init_fn(params: PyTree) -> ProximalState:
         return ProximalState(jnp.zeros((), jnp.int32), params)

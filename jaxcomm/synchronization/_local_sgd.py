@@ -8,15 +8,15 @@ import optax
 
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
-from jaxcomm._require import require_transformation
+from jaxcomm._require import BelowOne, Natural, Positive, checked
 from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import coarse_top_k
 from jaxcomm.synchronization._exchange import Period, average_every, averaged_every, period_of
-from jaxcomm.synchronization._require import require_int
 
 
+@checked
 @names_itself
 def local_sgd(
     period: Period,
@@ -89,7 +89,8 @@ def local_sgd(
     return average_every(period, optax.sgd(1.0), aggregator=aggregator, axis_name=axis_name)
 
 
-def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
+@checked
+def post_local(start: Natural, period: Positive) -> Callable[[jax.Array], jax.Array]:
     """The schedule of post-local SGD: first an exchange in every step, later every `period` steps.
 
     Args:
@@ -109,10 +110,10 @@ def post_local(start: int, period: int) -> Callable[[jax.Array], jax.Array]:
       [1 1 4 4]
     """
     period_of(period)
-    require_int(start, "start", least=0)
     return lambda step: jnp.where(step < start, 1, period)
 
 
+@checked
 @names_itself
 def pr_sgd(
     inner: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
@@ -153,17 +154,17 @@ def pr_sgd(
       Yu, Jin, Yang, `On the Linear Speedup Analysis of Communication Efficient Momentum SGD
       <https://arxiv.org/abs/1905.03817>`_, 2019.
     """
-    require_transformation(inner, "inner")
     own = per_worker(inner, axis_name=axis_name)
     return averaged_every(period, optax.sgd(1.0), None, axis_name, own)
 
 
+@checked
 @names_itself
 def slowmo(
     period: Period,
     *,
     slow_learning_rate: float = 1.0,
-    momentum: float = 0.5,
+    momentum: BelowOne = 0.5,
     learning_rate: optax.ScalarOrSchedule = 1.0,
     aggregator: optax.GradientTransformation | None = None,
     axis_name: AxisName = "data",
@@ -201,8 +202,6 @@ def slowmo(
     References:
       Wang et al., `SlowMo <https://arxiv.org/abs/1910.00643>`_, 2019.
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
     rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
     slow = optax.chain(
         optax.scale_by_schedule(lambda count: 1 / rate(count)),
@@ -212,6 +211,7 @@ def slowmo(
     return average_every(period, slow, aggregator=aggregator, axis_name=axis_name)
 
 
+@checked
 @names_itself
 def diloco(
     inner: optax.GradientTransformation,
@@ -257,14 +257,13 @@ def diloco(
       <https://arxiv.org/abs/2505.23725>`_, 2025: with `optax.contrib.muon` as `inner`, and an
       `aggregator` of few bits with feedback.
     """
-    require_transformation(inner, "inner")
-    require_transformation(outer, "outer")
     return optax.chain(
         per_worker(inner, axis_name=axis_name),
         average_every(period, outer, aggregator=aggregator, axis_name=axis_name),
     )
 
 
+@checked
 @names_itself
 def sparseloco(
     inner: optax.GradientTransformation,

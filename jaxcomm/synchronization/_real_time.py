@@ -18,7 +18,6 @@ from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._mesh import require_axes
 from jaxcomm.synchronization._clock import Windows, windows
-from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization._trees import wide
 from jaxcomm.synchronization._window_gradients import GradientSums
@@ -120,7 +119,6 @@ class RealTimeWindow:
             )
         if not seconds > 0:
             raise ValueError(f"`seconds` must be positive, got {seconds!r}.")
-        require_int(minibatches, "minibatches")
         me = jax.process_index()
         self._devices = [d for d in mesh.devices.flat if d.process_index == me]
         self._numbers = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise, gossip
+from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._clock import Windows
-from jaxcomm.synchronization._exchange import period_of
-from jaxcomm.synchronization._require import require_seconds
 from jaxcomm.synchronization._stragglers import Straggler
 
 
@@ -25,7 +24,10 @@ BarrierSchedule: TypeAlias = Callable[[jax.Array], Barrier]
 """A function from the number of steps so far, int32[], to the barrier of the next step."""
 
 
-def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> BarrierSchedule:
+@checked
+def global_barrier(
+    workers: int, *, period: Positive = 1, seconds: AtLeastZero = 0.0
+) -> BarrierSchedule:
     """All workers wait for each other after every `period` steps, and at no other time.
 
     This is the barrier of synchronous SGD, or of local SGD.
@@ -48,8 +50,6 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
       >>> global_barrier(2, period=3)(jnp.int32(2)).waits_for.tolist()
       [[True, True], [True, True]]
     """
-    period_of(period)
-    require_seconds(seconds, "seconds")
     identity = jnp.eye(workers, dtype=bool)
 
     def barrier(step: jax.Array) -> Barrier:
@@ -59,7 +59,10 @@ def global_barrier(workers: int, *, period: int = 1, seconds: float = 0.0) -> Ba
     return barrier
 
 
-def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> BarrierSchedule:
+@checked
+def neighbor_barrier(
+    mixing: Any, *, seconds: AtLeastZero = 0.0, seed: int | jax.Array = 0
+) -> BarrierSchedule:
     """Workers wait for the neighbors from which they receive messages in a step.
 
     Args:
@@ -82,7 +85,6 @@ def neighbor_barrier(mixing: Any, *, seconds: float = 0.0, seed: int = 0) -> Bar
       >>> neighbor_barrier(gossip.ring(4), seconds=1.0)(jnp.int32(0)).seconds.tolist()
       [2.0, 2.0, 2.0, 2.0]
     """
-    require_seconds(seconds, "seconds")
     resolved = gossip.to_mixing(mixing)
     identity = np.eye(resolved.workers, dtype=bool)
     links = np.stack([matrix != 0 for matrix in resolved.matrices]) & ~identity
@@ -173,7 +175,6 @@ def run_time(
         raise ValueError(
             "No closed form is known for this straggler: simulate it with `windows_run_time`."
         )
-    require_seconds(communication_seconds, "communication_seconds")
     seconds = straggler.order_statistic(workers, waits_for) + communication_seconds
     return RunTime(seconds, waits_for / seconds)
 

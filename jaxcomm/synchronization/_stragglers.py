@@ -4,11 +4,13 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxcomm._require import AboveZero, AtLeastZero, Range, checked
 
 MAX_TRACE_BYTES = 2**26  # Lines and numbers of a trace take up to 70 times its bytes.
 
@@ -32,12 +34,6 @@ class Straggler(NamedTuple):
     order_statistic: Callable[[int, int], float] | None
     minimum: float = 0.0
     period: int | None = None
-
-
-def _require_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
 def _require_all(times: np.ndarray, workers: int) -> None:
@@ -66,10 +62,8 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
       3.0
     """
     times = np.asarray(seconds, np.float64)
-    if times.ndim != 1 or not len(times):
-        raise ValueError(f"`seconds` must be a list with one number per worker, got {seconds!r}.")
-    for value in times:
-        _require_positive(seconds=float(value))
+    if times.ndim != 1 or not np.all((times > 0) & (times < np.inf)):
+        raise ValueError(f"`seconds` must be a positive number per worker, got {seconds!r}.")
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         del key, step
@@ -86,7 +80,8 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     return Straggler(draw, means, order_statistic, float(times.min()), period=1)
 
 
-def shifted_exponential(mean: float, shift: float = 0.0) -> Straggler:
+@checked
+def shifted_exponential(mean: AboveZero, shift: AtLeastZero = 0.0) -> Straggler:
     r"""Exponential times with a constant shift.
 
     .. math:: T = s + \mathrm{Exp}(\mu), \qquad
@@ -110,9 +105,6 @@ def shifted_exponential(mean: float, shift: float = 0.0) -> Straggler:
       >>> round(shifted_exponential(mean=1.0).order_statistic(8, 8), 3)
       2.718
     """
-    _require_positive(mean=mean)
-    if not 0 <= shift < math.inf:
-        raise ValueError(f"`shift` must be at least 0 and finite, got {shift!r}.")
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         drawn = jax.random.exponential(jax.random.fold_in(key, step), shape, jnp.float32)
@@ -124,7 +116,8 @@ def shifted_exponential(mean: float, shift: float = 0.0) -> Straggler:
     return Straggler(draw, lambda workers: np.full(workers, shift + mean), order_statistic, shift)
 
 
-def pareto(scale: float, shape: float) -> Straggler:
+@checked
+def pareto(scale: AboveZero, shape: Annotated[float, Range(above=1)]) -> Straggler:
     r"""Pareto times, which have a heavy tail.
 
     .. math:: P(T > t) = (m / t)^{a} \text{ for } t \ge m, \qquad
@@ -148,9 +141,6 @@ def pareto(scale: float, shape: float) -> Straggler:
       >>> round(pareto(scale=1.0, shape=2.0).order_statistic(1, 1), 3)
       2.0
     """
-    _require_positive(scale=scale)
-    if not 1 < shape < math.inf:
-        raise ValueError(f"`shape` must be above 1 and finite, for a finite mean, got {shape!r}.")
 
     def draw(key: jax.Array, step: jax.Array, size: tuple[int, int]) -> jax.Array:
         return scale * jax.random.pareto(jax.random.fold_in(key, step), shape, size, jnp.float32)
@@ -165,7 +155,10 @@ def pareto(scale: float, shape: float) -> Straggler:
     return Straggler(draw, lambda workers: np.full(workers, mean), order_statistic, scale)
 
 
-def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
+@checked
+def bernoulli_sleep(
+    base: AboveZero, sleep: AboveZero, probability: Annotated[float, Range(least=0, most=1)]
+) -> Straggler:
     r"""A fixed time plus an occasional sleep.
 
     .. math:: T = b + z \cdot \mathrm{Bernoulli}(p), \qquad
@@ -189,9 +182,6 @@ def bernoulli_sleep(base: float, sleep: float, probability: float) -> Straggler:
       >>> bernoulli_sleep(base=1.0, sleep=10.0, probability=0.5).order_statistic(1, 1)
       6.0
     """
-    _require_positive(base=base, sleep=sleep)
-    if not 0 <= probability <= 1:
-        raise ValueError(f"`probability` must be in [0, 1], got {probability!r}.")
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         asleep = jax.random.bernoulli(jax.random.fold_in(key, step), probability, shape)

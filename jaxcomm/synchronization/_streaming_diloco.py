@@ -13,7 +13,7 @@ from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_switch
 from jaxcomm._noise import following
-from jaxcomm._require import require_transformation
+from jaxcomm._require import BelowOne, Natural, Positive, checked
 from jaxcomm._workers import per_worker
 from jaxcomm.synchronization._averaging_round import (
     Averaging,
@@ -28,7 +28,7 @@ from jaxcomm.synchronization._averaging_round import (
     takes_part,
     updates_to,
 )
-from jaxcomm.synchronization._exchange import aggregator_of, period_of
+from jaxcomm.synchronization._exchange import aggregator_of
 from jaxcomm.synchronization._trees import chosen, wide
 
 Fragment: TypeAlias = PyTree
@@ -161,15 +161,16 @@ class StreamingState(NamedTuple):
     ]  # float32[], `skipped_steps` before the last averaging round, and `skipped_exchanges` rounds
 
 
+@checked
 @names_itself
 def streaming_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
-    period: int,
+    period: Positive,
     *,
-    fragments: int,
-    overlap: int = 0,
-    mixing_factor: float = 0.0,
+    fragments: Positive,
+    overlap: Natural = 0,
+    mixing_factor: BelowOne = 0.0,
     aggregator: optax.GradientTransformation | None = None,
     split: Split | None = None,
     axis_name: AxisName = "data",
@@ -225,24 +226,11 @@ def streaming_diloco(
       Douillard et al., `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_, 2025. In the paper,
       fragments are strided layers; here, `split` defines them.
     """
-    require_transformation(inner, "inner")
-    require_transformation(outer, "outer")
-    period_of(period)
-    if callable(period):
+    if fragments > period or overlap >= period:
         raise ValueError(
-            "`period` must be a Python int, because the offsets of fragments are fractions of it."
+            f"`fragments` must be at most `period`={period}, and `overlap` less, got "
+            f"{fragments} and {overlap}."
         )
-    for name, value, least, most in (
-        ("fragments", fragments, 1, period),
-        ("overlap", overlap, 0, period - 1),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(
-                f"`{name}` must be a Python int from {least} to {most} for `period`={period}, "
-                f"got {value!r}."
-            )
-    if not 0 <= mixing_factor < 1:
-        raise ValueError(f"`mixing_factor` must be in [0, 1), got {mixing_factor!r}.")
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)

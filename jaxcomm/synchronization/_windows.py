@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import PyTree
-from jaxcomm.synchronization._require import require_int
+from jaxcomm._require import AboveZero, Positive, checked
 
 InFlight = Literal["abort", "finish_late"]
 
@@ -62,7 +62,8 @@ def fastest_worker() -> Trigger:
     return Trigger(lambda done: jnp.min(done[:, -1]))
 
 
-def k_sync(workers: int) -> Trigger:
+@checked
+def k_sync(workers: Positive) -> Trigger:
     """The window ends when k workers have finished all their mini-batches.
 
     Args:
@@ -80,7 +81,6 @@ def k_sync(workers: int) -> Trigger:
       >>> print(k_sync(2)(jnp.array([[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]])))
       4.0
     """
-    require_int(workers, "workers")
 
     def ends(done: jax.Array) -> jax.Array:
         if workers > len(done):
@@ -92,7 +92,8 @@ def k_sync(workers: int) -> Trigger:
     return Trigger(ends)
 
 
-def deadline(seconds: float) -> Trigger:
+@checked
+def deadline(seconds: AboveZero) -> Trigger:
     """The window ends after a fixed time, or when all workers have finished, if that is earlier.
 
     Args:
@@ -111,12 +112,11 @@ def deadline(seconds: float) -> Trigger:
       >>> print(deadline(5.0)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       5.0
     """
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"`seconds` must be positive and finite, got {seconds!r}.")
     return Trigger(lambda done: jnp.minimum(jnp.float32(seconds), jnp.max(done)), seconds)
 
 
-def k_batch_sync(minibatches: int) -> Trigger:
+@checked
+def k_batch_sync(minibatches: Positive) -> Trigger:
     """The window ends when workers together have finished k mini-batches, or all of them.
 
     Args:
@@ -134,7 +134,6 @@ def k_batch_sync(minibatches: int) -> Trigger:
       >>> print(k_batch_sync(3)(jnp.array([[1.0, 2.0], [3.0, 6.0]])))
       3.0
     """
-    require_int(minibatches, "minibatches")
     return Trigger(lambda done: jnp.sort(done.ravel())[min(minibatches, done.size) - 1])
 
 
@@ -228,8 +227,6 @@ def close_window(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: `in_flight` and
       the triggers other than :func:`fastest_worker` are a reconstruction.
     """
-    if in_flight not in get_args(InFlight):
-        raise ValueError(f"`in_flight` must be one of {get_args(InFlight)}, got {in_flight!r}.")
     if times.ndim != 2 or len(times) != len(queue.position):
         raise ValueError(
             f"`times` must be [workers, mini-batches] for {len(queue.position)} workers, got shape "

@@ -1,6 +1,5 @@
 """AsyLPG: asynchronous variance reduction, with few bits in both directions."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Codec, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import AboveZero, BelowOne, Positive, checked
 from jaxcomm.compression.quantizers import _dither, dither
-from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._trees import (
     chosen,
     minus,
@@ -76,12 +74,13 @@ def rounding_error(x: PyTree, bits: int) -> jax.Array:
     return sum((of_leaf(leaf) for leaf in jax.tree.leaves(x)), start=jnp.float32(0))
 
 
+@checked
 def asy_lpg(
     full_gradient: Work,
-    learning_rate: float,
-    steps: int,
+    learning_rate: AboveZero,
+    steps: Positive,
     *,
-    precision: float = 0.5,
+    precision: BelowOne = 0.5,
     bits: Sequence[int] = (4, 8, 16),
     codec: Codec | None = None,
     proximal: Proximal | None = None,
@@ -139,18 +138,9 @@ def asy_lpg(
 
     Differs from the paper: each leaf has its own scale. The snapshot is the last iterate.
     """
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")
-    require_int(steps, "steps")
-    if not 0 <= precision < 1:
-        raise ValueError(
-            f"`precision` must be in [0, 1), got {precision!r}: the rounded parameters must be "
-            "closer to the parameters than the snapshot is."
-        )
     if list(bits) != sorted(set(bits)):
         raise ValueError(f"`bits` must be in increasing order, got {bits!r}.")
     gradient_codec = dither(bits=8) if codec is None else codec
-    require_codec(gradient_codec)
     if jax.tree.leaves(jax.eval_shape(gradient_codec.init, jnp.zeros(2))):
         raise ValueError("`codec` has memory, such as feedback: pass an unbiased codec without it.")
     upload = message(gradient_codec)

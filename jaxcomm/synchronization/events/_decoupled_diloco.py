@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import PyTree
-from jaxcomm._require import require_transformation
+from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._averaging_round import outer_step
-from jaxcomm.synchronization._require import require_int, require_seconds
 from jaxcomm.synchronization._trees import (
     chosen,
     minus,
@@ -43,13 +42,14 @@ class DecoupledState(NamedTuple):
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
 
 
+@checked
 def decoupled_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
-    period: int,
+    period: Positive,
     *,
-    quorum: int,
-    grace: float = 0.0,
+    quorum: Positive,
+    grace: AtLeastZero = 0.0,
     tokens: Sequence[float] | None = None,
 ) -> Policy:
     r"""DiLoCo whose learners never wait: a quorum of them is merged after a grace window.
@@ -97,11 +97,6 @@ def decoupled_diloco(
     Differs from the paper: the parameters are one fragment, and the grace window has a fixed
     length. How a learner receives an anchor is a reconstruction: the full paper was not available.
     """
-    require_transformation(inner, "inner")
-    require_transformation(outer, "outer")
-    require_int(period, "period")
-    require_int(quorum, "quorum")
-    require_seconds(grace, "grace")
     if tokens is not None and not all(0 < count < math.inf for count in tokens):
         raise ValueError(f"`tokens` must be positive and finite, got {tokens!r}.")
     outer_tx = optax.with_extra_args_support(outer)

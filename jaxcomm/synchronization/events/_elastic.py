@@ -1,6 +1,5 @@
 """Elastic averaging: workers are pulled to a center, and pull it."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import PyTree
-from jaxcomm._require import require_transformation
-from jaxcomm.synchronization._require import require_int
+from jaxcomm._require import AboveZero, AtLeastZero, BelowOne, Positive, checked
 from jaxcomm.synchronization._trees import minus, narrow, plus, row, rows_of, scaled, wide, with_row
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
 
@@ -24,7 +22,10 @@ class ElasticState(NamedTuple):
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
 
 
-def easgd(tx: optax.GradientTransformation, *, elasticity: float, period: int = 1) -> Policy:
+@checked
+def easgd(
+    tx: optax.GradientTransformation, *, elasticity: AtLeastZero, period: Positive = 1
+) -> Policy:
     r"""Asynchronous elastic averaging SGD (EASGD).
 
     .. math:: x_i \gets x_i - \alpha (x_i - c) + \mathrm{tx}_i(g_i(x_i)), \qquad
@@ -61,11 +62,13 @@ def easgd(tx: optax.GradientTransformation, *, elasticity: float, period: int = 
     gradient, with the center of then; here when it has finished it. So the center is one gradient
     of each worker behind. As there, the gradient is taken at :math:`x_i` before the elastic step.
     """
-    require_transformation(tx)
     return _elastic(tx, lambda params, optimizer: params, elasticity, period)
 
 
-def eamsgd(learning_rate: float, momentum: float, *, elasticity: float, period: int = 1) -> Policy:
+@checked
+def eamsgd(
+    learning_rate: AboveZero, momentum: BelowOne, *, elasticity: AtLeastZero, period: Positive = 1
+) -> Policy:
     r"""Elastic averaging SGD with Nesterov's momentum on each worker (EAMSGD).
 
     .. math:: v_i \gets \delta v_i - \eta\, g_i(x_i + \delta v_i), \qquad
@@ -95,10 +98,6 @@ def eamsgd(learning_rate: float, momentum: float, *, elasticity: float, period: 
 
     Differs from the paper: as :func:`easgd`.
     """
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be in [0, 1), got {momentum!r}.")
     tx = optax.chain(optax.scale(-learning_rate), optax.trace(momentum))
 
     def ahead(params: PyTree, optimizer: Any) -> PyTree:
@@ -114,9 +113,6 @@ def _elastic(
     period: int,
 ) -> Policy:
     """Elastic averaging whose gradients are taken at `look(params, optimizer)`."""
-    require_int(period, "period")
-    if not 0 <= elasticity < math.inf:
-        raise ValueError(f"`elasticity` must be at least 0 and finite, got {elasticity!r}.")
 
     def init(params: PyTree, workers: int) -> ElasticState:
         if workers * elasticity > 1 + 1e-9:

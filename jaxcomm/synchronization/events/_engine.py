@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._contract import PyTree
-from jaxcomm.synchronization._require import require_int, require_seconds
+from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._stragglers import Straggler
 from jaxcomm.synchronization.events._policy import Event, Policy, Sent, Work
 
@@ -94,14 +94,15 @@ class EventLoop(NamedTuple):
     model: Callable[[Progress], PyTree]
 
 
+@checked
 def event_loop(
     policy: Policy,
     work: Work,
     straggler: Straggler,
     *,
-    workers: int,
-    communication_seconds: float | Callable[[Sent], jax.Array] = 0.0,
-    seed: int = 0,
+    workers: Positive,
+    communication_seconds: AtLeastZero | Callable[[Sent], jax.Array] = 0.0,
+    seed: int | jax.Array = 0,
 ) -> EventLoop:
     r"""Simulates workers that finish gradients at different times, one event after the other.
 
@@ -155,9 +156,6 @@ def event_loop(
       Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
       2016, describe most of the strategies; each policy names its own paper.
     """
-    require_int(workers, "workers")
-    if not callable(communication_seconds):
-        require_seconds(communication_seconds, "communication_seconds")
     key = _noise.make_key(seed, None)
     event_key = jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF))
     compute = policy.work(work)
@@ -230,7 +228,6 @@ def event_loop(
         ), Record(worker, event.number, event.staleness, event.seconds, loss, messages)
 
     def run(progress: Progress, events: int) -> tuple[Progress, Record]:
-        require_int(events, "events")
         return lax.scan(lambda carry, _: take(carry), progress, length=events)
 
     jax.eval_shape(draw, jnp.zeros((), jnp.int32))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from jaxcomm._contract import Codec, Context, Memory, PyTree
+from jaxcomm._require import AboveZero, BelowOne, Natural, Positive, Range, checked
 from jaxcomm.aggregation._lazy import Upload, remembered, uploaded, uploads_now
-from jaxcomm.synchronization._require import require_int
 from jaxcomm.synchronization._trees import (
     chosen,
     minus,
@@ -50,8 +50,13 @@ class LazyState(NamedTuple):
     rounds: jax.Array  # int32[]
 
 
+@checked
 def lag_wk(
-    learning_rate: float, *, threshold: float = 0.5, memory: int = 10, max_skip: int = 100
+    learning_rate: AboveZero,
+    *,
+    threshold: BelowOne = 0.5,
+    memory: Positive = 10,
+    max_skip: Natural = 100,
 ) -> Policy:
     r"""Lazily aggregated gradients (LAG-WK): workers decide whether to upload.
 
@@ -89,13 +94,14 @@ def lag_wk(
     return _by_workers(learning_rate, threshold, memory, max_skip, message(None), strict=False)
 
 
+@checked
 def laq(
-    learning_rate: float,
-    bits: int = 4,
+    learning_rate: AboveZero,
+    bits: Annotated[int, Range(least=1, most=16)] = 4,
     *,
-    threshold: float = 0.5,
-    memory: int = 10,
-    max_skip: int = 100,
+    threshold: BelowOne = 0.5,
+    memory: Positive = 10,
+    max_skip: Natural = 100,
 ) -> Policy:
     r"""Lazily aggregated quantized gradients (LAQ): LAG-WK whose uploads have few bits.
 
@@ -132,20 +138,18 @@ def laq(
 
     Differs from the paper: each leaf has its own largest magnitude.
     """
-    require_int(bits, "bits")
-    if bits > 16:
-        raise ValueError(f"`bits` must be at most 16, got {bits}.")
     upload = message(_nearest_on_grid(bits))
     return _by_workers(learning_rate, threshold, memory, max_skip, upload, strict=True)
 
 
+@checked
 def lag_ps(
-    learning_rate: float,
+    learning_rate: AboveZero,
     smoothness: Sequence[float],
     *,
-    threshold: float = 0.5,
-    memory: int = 10,
-    max_skip: int = 100,
+    threshold: BelowOne = 0.5,
+    memory: Positive = 10,
+    max_skip: Natural = 100,
 ) -> Policy:
     r"""Lazily aggregated gradients (LAG-PS): the server decides whom to ask.
 
@@ -183,7 +187,6 @@ def lag_ps(
 
     Differs from the paper: `max_skip`, which is from LAQ.
     """
-    _require(learning_rate, threshold, memory, max_skip)
     if not len(smoothness) or not all(0 < value < math.inf for value in smoothness):
         raise ValueError(
             f"`smoothness` must have a positive, finite number per worker, got {smoothness!r}."
@@ -251,18 +254,6 @@ def lag_ps(
     )
 
 
-def _require(learning_rate: float, threshold: float, memory: int, max_skip: int) -> None:
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"`learning_rate` must be positive and finite, got {learning_rate!r}.")
-    if not 0 <= threshold < 1:
-        raise ValueError(
-            f"`threshold` must be in [0, 1), got {threshold!r}: descent is certain only if the "
-            "weights of past steps add to less than 1."
-        )
-    require_int(memory, "memory")
-    require_int(max_skip, "max_skip", least=0)
-
-
 def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyState:
     """All workers are expected, and must upload."""
     zeros = jax.tree.map(jnp.zeros_like, wide(params))
@@ -303,7 +294,6 @@ def _by_workers(
     strict: bool,
 ) -> Policy:
     """Lazy uploads that workers decide on; `strict` if an upload must exceed the limit."""
-    _require(learning_rate, threshold, memory, max_skip)
 
     def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
         worker, own = event.worker, row(state.own, event.worker)

@@ -1,7 +1,7 @@
 """Parameter servers: asynchronous, stale synchronous, and synchronous with backup workers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,7 @@ import optax
 from jax import lax
 
 from jaxcomm._contract import Codec, PyTree
-from jaxcomm._require import require_transformation
-from jaxcomm.synchronization._require import require_int
+from jaxcomm._require import Natural, checked
 from jaxcomm.synchronization._trees import (
     chosen,
     narrow,
@@ -58,6 +57,7 @@ def inverse_staleness(staleness: jax.Array) -> jax.Array:
     return 1 / jnp.maximum(staleness, 1).astype(jnp.float32)
 
 
+@checked
 def parameter_server(
     tx: optax.GradientTransformation,
     *,
@@ -98,7 +98,6 @@ def parameter_server(
     Differs from Hogwild: an update is atomic. There, workers of one machine write coordinates
     without a lock, and may read half of an update.
     """
-    require_transformation(tx)
     upload = message(codec)
 
     def init(params: PyTree, workers: int) -> ServerState:
@@ -138,7 +137,8 @@ class TableState(NamedTuple):
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
 
 
-def stale_synchronous(tx: optax.GradientTransformation, staleness: int) -> Policy:
+@checked
+def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> Policy:
     r"""Stale synchronous parallel (SSP): the fastest worker is at most s clocks ahead.
 
     .. math:: \tilde x_{i, c} = x_0 + \frac{1}{n} \Big( \sum_{k \le c - s - 1} \sum_j u_{j, k}
@@ -186,8 +186,6 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: int) -> Polic
     includes an update that is newer than guaranteed; the paper permits it, as far as it has
     arrived.
     """
-    require_transformation(tx)
-    require_int(staleness, "staleness", least=0)
     slots, kept = 2 * staleness + 1, staleness + 1
 
     def init(params: PyTree, workers: int) -> TableState:
@@ -311,8 +309,9 @@ def bulk_synchronous(tx: optax.GradientTransformation) -> Policy:
     return backup_workers(tx, 0)
 
 
+@checked
 def backup_workers(
-    tx: optax.GradientTransformation, backups: int, *, in_flight: InFlight = "finish_late"
+    tx: optax.GradientTransformation, backups: Natural, *, in_flight: InFlight = "finish_late"
 ) -> Policy:
     r"""Synchronous SGD with b backup workers: a step takes the first n of n + b gradients.
 
@@ -355,10 +354,6 @@ def backup_workers(
       Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
       2016.
     """
-    require_transformation(tx)
-    require_int(backups, "backups", least=0)
-    if in_flight not in get_args(InFlight):
-        raise ValueError(f"`in_flight` must be one of {get_args(InFlight)}, got {in_flight!r}.")
     aborts = in_flight == "abort"
 
     def init(params: PyTree, workers: int) -> StepState:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Codec, Coins, Context, PyTree
-from jaxcomm._require import require_codec
 
 
 class Event(NamedTuple):
@@ -117,7 +116,6 @@ def message(codec: Codec | None) -> EventMessage:
     """
     if codec is None:
         return EventMessage(lambda tree: (), lambda memory, key, tree: (tree, memory), bytes_of)
-    require_codec(codec)
 
     def init(tree: PyTree) -> PyTree:
         return [codec.init(x.astype(jnp.float32)) for x in jax.tree.leaves(tree)]
