@@ -167,7 +167,8 @@ def lacking(function: Callable[..., Any]) -> list[str]:
     documented = parts[""] + parts.get("Returns", "")
     wanted = {
         "one line": first.endswith(".") and not (rest and rest[0]),
-        "Returns": signature.return_annotation is None or {"Returns", "Yields"} & parts.keys(),
+        "Returns": signature.return_annotation in (None, "None")
+        or {"Returns", "Yields"} & parts.keys(),
         "Raises": not raises(function) or "Raises" in parts,
         "an example": ">>> " in parts.get("Example", ""),
         "what is sent": not is_method(function)

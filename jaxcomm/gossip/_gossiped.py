@@ -260,13 +260,13 @@ def gossiped(
             disagreement = disagreement.astype(jnp.float32)
             if shard_axes:
                 disagreement = lax.psum(disagreement, shard_axes)
-            summed = {
+            flags = mixing_step.flags
+            rounds = lengths if flags is None else jnp.where(flags, lengths, 0)
+            report = {
                 "disagreement": disagreement,
                 "skipped_steps": skipped_steps.astype(jnp.float32),
             }
-            flags = mixing_step.flags
-            rounds = lengths if flags is None else jnp.where(flags, lengths, 0)
-            report = {**lax.psum(summed, axis_name), "rounds": jnp.sum(rounds)}
+            report = {**lax.psum(report, axis_name), "rounds": jnp.sum(rounds)}
         return join(changes), GossipState(
             key=state.key,
             step=following(state.step, mixing.period),

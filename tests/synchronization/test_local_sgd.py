@@ -265,6 +265,9 @@ FLUSHED: dict[str, Any] = {
         optax.sgd(0.1), period, learning_rate=0.7, k=2, block_size=4
     ),
     "pr_sgd": lambda period: pr_sgd(optax.sgd(0.1, momentum=0.9), period),
+    "eager_diloco": lambda period: eager_diloco(
+        optax.sgd(0.1), optax.sgd(0.7, momentum=0.9), period, eager=False
+    ),
 }
 
 
