@@ -230,17 +230,7 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
             lambda: windows(TWO_SPEEDS, deadline(0.5), workers=8, minibatches=1),
             "A deadline of 0.5 seconds is shorter than one mini-batch, which takes at least 1",
         ),
-        (
-            lambda: windows(
-                TWO_SPEEDS, all_workers(), workers=8, minibatches=1, communication_seconds=-1.0
-            ),
-            "`communication_seconds` must be a finite number of seconds, at least 0",
-        ),
         (lambda: global_barrier(4, period=0), "`period` must be"),
-        (
-            lambda: neighbor_barrier(gossip.ring(4), seconds=-1.0),
-            "`seconds` must be a finite number of seconds",
-        ),
         (lambda: run_time(TWO_SPEEDS, 8, 9), "`waits_for` must be 1 to 8"),
     ],
 )  # fmt: skip

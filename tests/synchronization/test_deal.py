@@ -226,11 +226,3 @@ def test_mistakes() -> None:
         redeal(deal, 6)
     with pytest.raises(ValueError, match=r"`counts` must have one number per worker, \[2\], got"):
         take_examples(deal, jnp.zeros(3, jnp.int32))
-    for call in (
-        lambda: new_deal(KEY, 0, 1),
-        lambda: next_examples(deal, 0),
-        lambda: queues_of(deal, jnp.zeros(5), 0),
-        lambda: resize_clock(start_of(2)["clock"], 0),
-    ):
-        with pytest.raises(ValueError, match="must be a Python int of at least 1"):
-            call()

@@ -47,15 +47,6 @@ def test_stages_of_growing_batches_by_hand() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: growing_batch(0, 2.0, 4), "`initial` must be a Python int of at least 1"),
-        (lambda: growing_batch(1, 2.0, 0), "`maximum` must be a Python int of at least 1"),
-        (
-            lambda: growing_batch(1, 2.0, 4, restart_period=0),
-            "`restart_period` must be a Python int",
-        ),
-        (lambda: growing_batch(1, 1.0, 4), "`growth` must be above 1"),
-        (lambda: proximal_point(0.0, 3), "`strength` must be positive"),
-        (lambda: proximal_point(0.1, 0), "`restart_period` must be a Python int"),
         (lambda: _without_params(), "needs parameters"),
     ],
 )

@@ -221,8 +221,6 @@ def test_nothing_is_sent_between_exchanges() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: local_sgd(0), "`period` must be a Python int of at least 1"),
-        (lambda: local_sgd(2.5), "`period` must be a Python int of at least 1"),
         (
             lambda: local_sgd(optax.sgd(0.1), aggregator=2),
             "`period` must be .*, got an optax transformation",
@@ -231,9 +229,7 @@ def test_nothing_is_sent_between_exchanges() -> None:
             lambda: local_sgd(2, aggregator=0.7),
             "`aggregator` must be an optax transformation, got 0.7",
         ),
-        (lambda: post_local(-1, 2), "`start` must be a Python int of at least 0"),
         (lambda: post_local(1, 0), "`period` must be"),
-        (lambda: slowmo(2, momentum=1.0), r"`momentum` must be in \[0, 1\)"),
         (lambda: diloco(optax.sgd(0.1), 0.7, 2), "`outer` must be an optax transformation"),
         (lambda: diloco(0.1, optax.sgd(0.1), 2), "`inner` must be an optax transformation"),
         (lambda: pr_sgd(optax.sgd(0.1), 0), "`period` must be"),

@@ -278,8 +278,6 @@ def test_idle_windows_change_nothing_and_show() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: _deal(jnp.ones((2, 3)), minibatches=0), "`minibatches` must be"),
-        (lambda: _deal(jnp.ones((2, 3)), size=0), "`batch_size` must be"),
         (lambda: _deal(jnp.ones(3)), "`shards` must be"),
         (lambda: _deal((jnp.ones((2, 3)), jnp.ones((2, 4)))), "`shards` must be"),
     ],

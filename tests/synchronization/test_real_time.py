@@ -149,7 +149,6 @@ def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
     ("options", "message"),
     [
         ({"seconds": 0.0}, "`seconds` must be positive"),
-        ({"seconds": 1.0, "minibatches": 0}, "`minibatches` must be a Python int"),
         ({"seconds": 1.0, "axis_name": "model"}, r"names \['model'\]"),
         ({"seconds": 1.0}, "This process has 4 devices of the mesh"),
         ({"seconds": 0.5, "straggler": deterministic([1.0] * N)}, "A deadline of 0.5 seconds"),
