@@ -155,10 +155,9 @@ def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path
     code, _, stderr = finish(launcher)
     (folder,) = tmp_path.iterdir()
     assert code == 128 + number
-    assert stderr == (
-        f"[0] experiments: interrupted: {folder} is a partial record.\n"
-        f"experiments: interrupted: {number.name} has stopped all processes.\n"
-    )
+    lines = stderr.splitlines()  # JAX may say that it has lost process 0.
+    assert f"[0] experiments: interrupted: {folder} is a partial record." in lines
+    assert lines[-1] == f"experiments: interrupted: {number.name} has stopped all processes."
     config, rows, _ = read(folder)
     assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
 
