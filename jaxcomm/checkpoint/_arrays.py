@@ -61,6 +61,8 @@ def stored(leaf: Leaf) -> Any:
 
 def restored(array: Any, like: Leaf) -> Any:
     """The inverse of `stored`, for a leaf like this one."""
+    if isinstance(array, np.ndarray) and isinstance(like, jax.Array):
+        array = jnp.asarray(array)
     if not _is_key(like):
         return array.astype(like.dtype) if _is_narrow(like) else array
     found: list[Any] = []

@@ -79,11 +79,13 @@ def writer(complete: Callable[[], None]) -> Any:
 
 
 def read(directory: Path, like: Mapping[str, Leaf]) -> dict[str, Any]:
-    """The arrays, where those of `like` are; NumPy arrays where it has no place."""
+    """The arrays, where those of `like` are; NumPy arrays where it has no place for all."""
 
     def restore_args(x: Leaf) -> Any:
         place = getattr(x, "sharding", None)
-        if place is None:
+        # An array that is committed to a device of this process cannot join those of the others.
+        own = jax.process_count() > 1 and isinstance(x, jax.Array) and x.is_fully_addressable
+        if place is None or own:
             return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(sharding=place, restore_type=jax.Array)
 
