@@ -113,7 +113,7 @@ def _messages(
     """The message to each owner, `[count, words]`, and the shapes of what it packs."""
     units = nondifferentiable("budgeted_mean", *(part.x for part in parts))
     contents = [
-        encode_rows(codec, context, to_rows(x, count))[0]
+        encode_rows(codec, context.coins, context.memory, to_rows(x, count))[0]
         for x, context in zip(units, rows, strict=True)
     ]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), contents)

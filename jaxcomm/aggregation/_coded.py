@@ -222,6 +222,30 @@ def restored(codec: Codec, x: jax.Array, memory: Memory) -> Memory:
     return memory
 
 
+def restore_memories(
+    codec_for: Callable[[Unit], Codec],
+    units: list[Unit],
+    arrays: list[jax.Array],
+    own: list[PyTree],
+    shared: list[PyTree],
+) -> list[Memory]:
+    """The memory of each unit from the last step.
+
+    Raises:
+      ValueError: If the memory is of other units.
+    """
+    if len(own) != len(units):
+        raise ValueError(
+            f"This state has {len(own)} buckets or leaves, but these updates have {len(units)}. It "
+            "was made for other parameters, or for another `scope` or `bucket_bytes`: make a new "
+            "state with `jaxcomm.init`."
+        )
+    return [
+        restored(codec_for(unit), x, Memory(*pair))
+        for unit, x, *pair in zip(units, arrays, separated(own), shared, strict=True)
+    ]
+
+
 def unit_context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
     """The context of a unit, with its part of the coins of all buckets."""
     if unit.form == "stacked":
@@ -335,20 +359,6 @@ def coded_mean(
 
         return resized_by(state, resized)
 
-    def restore_memories(state: AggregatorState, split: _units.Split) -> list[Memory]:
-        arrays, units, _ = split
-        own = separated(_axis.own(state.own, axis_name))
-        if len(own) != len(units):
-            raise ValueError(
-                f"This state has {len(own)} buckets or leaves, but these updates have "
-                f"{len(units)}. It was made for other parameters, or for another `scope` or "
-                "`bucket_bytes`: make a new state with `jaxcomm.init`."
-            )
-        return [
-            restored(codec_for(unit), x, Memory(*pair))
-            for unit, x, *pair in zip(units, arrays, own, state.shared, strict=True)
-        ]
-
     def update_fn(
         updates: PyTree,
         state: AggregatorState,
@@ -367,7 +377,8 @@ def coded_mean(
             return updates, state._replace(step=state.step + 1)
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
-        memories = restore_memories(state, split)
+        own = _axis.own(state.own, axis_name)
+        memories = restore_memories(codec_for, units, arrays, own, state.shared)
         remembers = bool(jax.tree.leaves(memories))
         if remembers:
             require_last_stage(outer_axes, axis_name)

@@ -1,4 +1,4 @@
-"""Rows of an array, one for each worker, which owns the mean of it, and their two exchanges."""
+"""Rows of an array, one for each worker, which owns its mean: cuts, both exchanges, and memory."""
 
 import functools
 import math
@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._contract import Codec, Coins, Context, Memory, PyTree
+from jaxcomm import _axis
+from jaxcomm._collectives import exchange_rows, gather_contents
+from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._resize import mean_over_workers
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._all_gather import decode_local, decoded_mean, encode_local
+from jaxcomm.aggregation._exchange import Part
 
 RowOwnership = Literal["block", "cyclic"]
 
@@ -129,7 +133,7 @@ def _of_all_keys(units: Sequence[Coins], function: Callable[[jax.Array], jax.Arr
 
 
 def encode_rows(
-    codec: Codec, context: Context, rows: jax.Array
+    codec: Codec, coins: Coins, memory: Memory, rows: jax.Array
 ) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
     """Encodes rows `[workers, ...]`, each with separate coins, memory and statistics.
 
@@ -137,7 +141,16 @@ def encode_rows(
       The payloads with their statistics, [workers, ...]; the context with these statistics; and the
       memory after encoding.
     """
+    context = Context(coins, memory, shape=rows.shape[1:])
     content, memory = jax.vmap(functools.partial(encode_local, codec))(context, rows)
+    return content, context.replace(statistics=content[1]), memory
+
+
+def _encode_row(
+    codec: Codec, coins: Coins, memory: Memory, row: jax.Array
+) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
+    context = Context(coins, memory, shape=row.shape)
+    content, memory = encode_local(codec, context, row)
     return content, context.replace(statistics=content[1]), memory
 
 
@@ -166,3 +179,116 @@ def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:
     """Decodes the rows of all workers, whose public coins are that of `context`."""
     rows: jax.Array = jax.vmap(functools.partial(decode_local, codec, context))(content)
     return rows
+
+
+def _encoded(
+    parts: list[Part], coins: list[Coins], encode: Callable[..., Any], axis: int
+) -> list[Part]:
+    """The parts with payloads, in which `axis` is that of a stack, and the memory after them."""
+    results = [
+        map_stack(part.unit, functools.partial(encode, part.codec), 0, (axis, 0, 0))(
+            own, part.context.memory, part.x
+        )
+        for part, own in zip(parts, coins, strict=True)
+    ]
+    return [
+        part._replace(payload=content, context=context, memory=memory)
+        for part, (content, context, memory) in zip(parts, results, strict=True)
+    ]
+
+
+def push_rows(
+    axis_name: AxisName, parts: list[Part], beside: PyTree = ()
+) -> tuple[list[Part], PyTree]:
+    """Sends each owner its row of each unit, encoded; the owner averages in float32.
+
+    Args:
+      axis_name: The axis of the owners.
+      parts: Rows `[workers, ...]`, or `[leaves, workers, ...]` of a stack, with the codec of a row,
+        and the coins of the unit.
+      beside: What travels in the same message, leaves `[workers, ...]`.
+
+    Returns:
+      The parts, whose `mean` is that of the row that this worker owns; and what came beside.
+    """
+    workers, me = _axis.size(axis_name), _axis.index(axis_name)
+    coins = coins_of_rows([part.context.coins for part in parts], workers)
+    parts = _encoded(parts, coins, encode_rows, 1)
+    received, beside = exchange_rows(([part.payload for part in parts], beside), axis_name)
+    means = [
+        map_stack(part.unit, functools.partial(mean_of_owned, part.codec, me), (0, 1))(
+            part.context, content
+        )
+        for part, content in zip(parts, received, strict=True)
+    ]
+    return [part._replace(mean=x) for part, x in zip(parts, means, strict=True)], beside
+
+
+def pull_rows(
+    axis_name: AxisName, parts: list[Part], beside: PyTree = ()
+) -> tuple[list[Part], PyTree]:
+    """Sends the row that this worker owns to all workers, encoded: the inverse of `push_rows`.
+
+    Returns:
+      The parts, whose `mean` has the rows of all workers, and what came beside; `[workers, ...]`.
+    """
+    parts = _encoded(parts, [part.context.coins for part in parts], _encode_row, 0)
+    gathered, beside = gather_contents(([part.payload for part in parts], beside), axis_name)
+    rows = [
+        map_stack(part.unit, functools.partial(decode_rows, part.codec), (0, 1), 1)(
+            part.context, content
+        )
+        for part, content in zip(parts, gathered, strict=True)
+    ]
+    return [part._replace(mean=x) for part, x in zip(parts, rows, strict=True)], beside
+
+
+def recut_memory(
+    cut: Callable[[PyTree, int], list[jax.Array]],
+    join: Callable[[list[jax.Array], int], PyTree],
+    whole: PyTree,
+    old: list[PyTree],
+    new: list[PyTree],
+    *,
+    of_rows: bool,
+    user: str,
+) -> list[PyTree]:
+    """The memory of units for other owners of rows.
+
+    Args:
+      cut: From a whole, and the number of workers, to the rows of each unit.
+      join: The inverse of `cut`.
+      whole: An example of the whole.
+      old: The memory of each unit, leaves `[old workers, ...]`.
+      new: The initial memory for the new workers.
+      of_rows: Whether each worker has memory for all rows, which takes its mean over workers.
+        Otherwise it has that of the row that it owns.
+      user: The aggregator, for the error.
+
+    Raises:
+      ValueError: If the codec keeps memory that is no array like its rows.
+    """
+
+    def resized(old: list[jax.Array], new: list[jax.Array]) -> list[jax.Array]:
+        for arrays in (old, new):
+            expected: Any = jax.eval_shape(functools.partial(cut, whole, len(arrays[0])))
+            if [x.shape[of_rows:] for x in arrays] != [x.shape for x in expected]:
+                raise ValueError(
+                    f"A codec of `{user}` keeps memory that is no array like its rows, so it "
+                    "cannot be cut for another number of workers. Make a new state with "
+                    "`jaxcomm.init`."
+                )
+        before, workers = len(old[0]), len(new[0])
+        if of_rows:
+            old = [mean_over_workers(x, 1, f" of `{user}`")[0] for x in old]
+        rows = cut(join(old, before), workers)
+        return [
+            jnp.broadcast_to(x, y.shape).astype(y.dtype) for x, y in zip(rows, new, strict=True)
+        ]
+
+    leaves = [[*zip(*map(jax.tree.leaves, memory), strict=True)] for memory in (old, new)]
+    columns = [resized([*before], [*after]) for before, after in zip(*leaves, strict=True)]
+    return [
+        jax.tree.unflatten(jax.tree.structure(memory), [column[unit] for column in columns])
+        for unit, memory in enumerate(new)
+    ]

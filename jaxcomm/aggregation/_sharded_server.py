@@ -1,6 +1,5 @@
 """A mean and an optimizer in one, with each worker as the server of a slice (ZeRO-1 and ZeRO-2)."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,29 +11,13 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._axis import require_shards
 from jaxcomm._contract import Aggregator, AxisName, Codec, Coins, PerWorker, PyTree, require_state
-from jaxcomm._require import (
-    checked,
-    own_weight,
-    require_axis_name,
-    require_codec,
-    weight_dtype,
-)
+from jaxcomm._require import checked, own_weight, require_axis_name, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
-from jaxcomm.aggregation._coded import AggregatorOptions, division, keep_if
+from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
 from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
-from jaxcomm.aggregation._server_ends import (
-    CodedEnd,
-    Pulled,
-    Pushed,
-    clip_slices,
-    leaves_finite,
-    pull_exactly,
-    push_exactly,
-    recut,
-    resize_memory,
-)
+from jaxcomm.aggregation._server_ends import End, end_of, leaves_finite
 
 
 class ShardedServerState(NamedTuple):
@@ -50,6 +33,30 @@ class ShardedServerState(NamedTuple):
 def _is_marked(node: Any) -> bool:
     """Whether a node of a state differs by worker."""
     return isinstance(node, PerWorker)
+
+
+@checked
+def _clip_slices(axis_name: AxisName, slices: PyTree, max_norm: float) -> PyTree:
+    """Scales slices of all workers down together if the norm of all of them exceeds `max_norm`.
+
+    They become NaN if that norm overflows. Workers send one float32.
+    """
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(slices)]
+    own = _axis.as_varying(jnp.sum(jnp.stack(squares)), axis_name)
+    norm = jnp.sqrt(lax.psum(own, _axis.names(axis_name)))
+    factor = jnp.where(norm > max_norm, max_norm / norm, 1)
+    factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), slices)
+
+
+def _recut(old: PerWorker, new: PerWorker) -> PerWorker:
+    """The slices for other owners: they follow each other, with zeros at the end."""
+
+    def recut(slices: jax.Array, like: jax.Array) -> jax.Array:
+        flat = slices.ravel()[: like.size]
+        return jnp.pad(flat, (0, like.size - flat.size)).reshape(like.shape)
+
+    return jax.tree.map(recut, old, new)
 
 
 @checked
@@ -153,16 +160,9 @@ def sharded_server(
         raise ValueError(f"`max_norm` must be a positive Python float, got {max_norm!r}.")
     inner = optax.with_extra_args_support(tx)
     axis = _axis.label(axis_name)
-
-    def coded(codec: Codec | None, option: str, *, of_rows: bool) -> CodedEnd | None:
-        if codec is None:
-            return None
-        require_codec(codec, option)
-        options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes}
-        return CodedEnd(codec, *division(options, codec), of_rows)
-
+    push_end = end_of(axis_name, push, "push", scope, bucket_bytes)
+    pull_end = end_of(axis_name, pull, "pull", scope, bucket_bytes)
     accepted: set[Any] = set()  # Cases that have been checked, since a step is traced repeatedly.
-    push_end, pull_end = coded(push, "push", of_rows=True), coded(pull, "pull", of_rows=False)
 
     def mark(tree: PyTree) -> PerWorker:
         return _axis.marked(tree, axis_name)
@@ -197,8 +197,13 @@ def sharded_server(
     def mark_some(state: PyTree, own: list[bool]) -> PyTree:
         """The state of the optimizer, in which leaves that differ by worker are `PerWorker`."""
         leaves, treedef = jax.tree.flatten(state)
-        marked = [mark(x) if differs else x for x, differs in zip(leaves, own, strict=True)]
-        return jax.tree.unflatten(treedef, marked)
+        return jax.tree.unflatten(
+            treedef,
+            [
+                resized_by(mark(x), _recut) if differs else x
+                for x, differs in zip(leaves, own, strict=True)
+            ],
+        )
 
     def init_fn(params: PyTree) -> ShardedServerState:
         _axis.require_bound(axis_name)
@@ -214,51 +219,23 @@ def sharded_server(
         params = whole(params)
         own = follows_leaves(inner, params)
         check(params, params, own, None)
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+        def memory_of(end: End, tree: PyTree) -> PerWorker:
+            def resized(old: PerWorker, new: PerWorker) -> PerWorker:
+                memories = old.per_worker[axis], new.per_worker[axis]
+                return PerWorker({axis: end.resize(like, *memories)})
+
+            return resized_by(mark(end.init(tree)), resized)
+
         slices = slices_of(params)
-        state = ShardedServerState(
+        return ShardedServerState(
             key=_noise.make_key(seed, key),
             step=jnp.zeros((), jnp.uint32),
-            push=mark(push_end.init(rows_of(params)) if push_end else []),
+            push=memory_of(push_end, rows_of(params)),
             inner=mark_some(inner.init(slices), own),
-            pull=mark(pull_end.init(slices) if pull_end else []),
+            pull=memory_of(pull_end, slices),
         )
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-        return resized_by(state, functools.partial(resized, like))
-
-    def resized(
-        like: PyTree, old: ShardedServerState, new: ShardedServerState
-    ) -> ShardedServerState:
-        """The state for other owners of slices."""
-
-        def end_of(end: CodedEnd | None, before: PerWorker, after: PerWorker) -> PerWorker:
-            if end is None:
-                return after
-            memories = before.per_worker[axis], after.per_worker[axis]
-            return PerWorker({axis: resize_memory(end, like, *memories)})
-
-        return ShardedServerState(
-            key=old.key,
-            step=old.step,
-            push=end_of(push_end, old.push, new.push),
-            inner=jax.tree.map(
-                lambda a, b: jax.tree.map(recut, a, b) if _is_marked(a) else a,
-                old.inner,
-                new.inner,
-                is_leaf=_is_marked,
-            ),
-            pull=end_of(pull_end, old.pull, new.pull),
-        )
-
-    def coins_of(state: ShardedServerState, rows: PyTree, updates: PyTree) -> tuple[Coins, Coins]:
-        """The coins of both ends."""
-        slices = jax.tree.map(lambda x: x[0], rows)
-        first = push_end.coins(rows) if push_end else 0
-        second = pull_end.coins(slices) if pull_end else 0
-        place = _noise.placed_key(state.key, axis_name, updates)
-        coins = _noise.coins_of_units(
-            place, state.step, max(first + second, 1), _axis.index(axis_name)
-        )
-        return Coins(*(keys[:first] for keys in coins)), Coins(*(keys[first:] for keys in coins))
 
     def update_fn(
         updates: PyTree,
@@ -282,8 +259,7 @@ def sharded_server(
         _axis.require_local(updates, axis_name)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)
-        nodes = jax.tree.leaves(state.inner, is_leaf=_is_marked)
-        own = [*map(_is_marked, nodes)]
+        own = [*map(_is_marked, jax.tree.leaves(state.inner, is_leaf=_is_marked))]
         check(updates, params, own, extra_args)
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         push_memory = _axis.own(state.push, axis_name)
@@ -295,47 +271,40 @@ def sharded_server(
             is_leaf=_is_marked,
         )
         pull_memory = _axis.own(state.pull, axis_name)
-        own_share = (
-            None
-            if weight is None
-            else _axis.as_varying(own_weight(weight, weight_dtype(updates)), axis_name)
-        )
-        rows = rows_of(updates)
+        if weight is not None:
+            weight = _axis.as_varying(own_weight(weight, weight_dtype(updates)), axis_name)
         if not any(x.size for x in jax.tree.leaves(updates)):  # Nothing to send.
             slices, after = inner.update(
                 slices_of(updates), before, slices_of(params), **extra_args
             )
             result = jax.tree.map(lambda u, x: jnp.zeros(x.shape, u.dtype), slices, updates)
             return result, state._replace(step=state.step + 1, inner=mark_some(after, own))
-        push_coins, pull_coins = coins_of(state, rows, updates)
+        first = push_end.coins(slices_of(updates))
+        units = first + pull_end.coins(slices_of(updates))
+        place = _noise.placed_key(state.key, axis_name, updates)
+        coins = _noise.coins_of_units(place, state.step, max(units, 1), me)
+        push_coins = Coins(*(keys[:first] for keys in coins))
+        pull_coins = Coins(*(keys[first:] for keys in coins))
 
         def padded_with_zeros(slices: PyTree) -> PyTree:
             return jax.tree.map(
                 lambda x, update: without_padding(x, me, update.size, workers), slices, updates
             )
 
-        pushed: Pushed = (
-            push_end.push(axis_name, rows, push_coins, push_memory, own_share)
-            if push_end
-            else push_exactly(axis_name, rows, own_share)
-        )
-        means = lax.optimization_barrier(padded_with_zeros(pushed.means))
+        pushed = push_end.push(rows_of(updates), push_coins, push_memory, weight)
+        means = lax.optimization_barrier(padded_with_zeros(pushed.tree))
         if max_norm is not None:
-            means = clip_slices(axis_name, means, max_norm)
+            means = _clip_slices(axis_name, means, max_norm)
         slices, after = inner.update(means, before, slices_of(params), **extra_args)
         slices = padded_with_zeros(slices)
         finite = pushed.finite & leaves_finite((means, slices))
-        pulled: Pulled = (
-            pull_end.pull(axis_name, slices, pull_coins, pull_memory, finite)
-            if pull_end
-            else pull_exactly(axis_name, slices, finite)
-        )
+        pulled = pull_end.pull(slices, pull_coins, pull_memory, finite)
 
         def joined(x: jax.Array, update: jax.Array, spec: PartitionSpec) -> jax.Array:
             result = jnp.where(pulled.finite, from_slices(x, update.shape), jnp.nan)
             return resharded(result, spec)
 
-        result = jax.tree.map(joined, pulled.rows, updates, specs)
+        result = jax.tree.map(joined, pulled.tree, updates, specs)
         sent, after, resent = keep_if(
             pulled.finite,
             (pushed.memory, after, pulled.memory),

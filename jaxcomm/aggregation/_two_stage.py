@@ -1,14 +1,13 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from typing import Any, NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import (
     AxisName,
     Codec,
@@ -20,11 +19,9 @@ from jaxcomm._contract import (
     mean_is_update,
 )
 from jaxcomm._require import checked
-from jaxcomm._resize import mean_over_workers
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._all_gather import (
     decode_local,
-    encode_local,
     local_memory,
     without_global_diagnostics,
 )
@@ -43,11 +40,10 @@ from jaxcomm.aggregation._rows import (
     RowCut,
     RowOwnership,
     coins_of_means,
-    coins_of_rows,
-    decode_rows,
-    encode_rows,
     map_stack,
-    mean_of_owned,
+    pull_rows,
+    push_rows,
+    recut_memory,
 )
 from jaxcomm.compression._stacked import diagnose_each
 
@@ -73,21 +69,18 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: R
     """The codec of a whole unit, with the memory and diagnostics of the codecs of its rows."""
 
     def init(x: jax.Array) -> Memory:
+        memory = functools.partial(
+            local_memory, aggregator="two_stage_mean", holders="the owner of a row"
+        )
         one = x if x.size else jnp.zeros(1)
-        memories = [
-            jax.eval_shape(
-                lambda x, each=each: local_memory(each, x, "two_stage_mean", "the owner of a row"),
-                one,
-            )
+        if not any(
+            jax.tree.leaves(jax.eval_shape(functools.partial(memory, each), one))
             for each in (codec, mean_codec)
-        ]
-        if not jax.tree.leaves(memories):
-            return Memory(TwoStageMemory((), ()), ())
+        ):
+            return Memory(TwoStageMemory((), ()))
         _axis.require_bound(axis_name)
         rows = cut.apart(x, _axis.size(axis_name))
-        return Memory(
-            TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own), ()
-        )
+        return Memory(TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own))
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         stages, workers = after.report, _axis.size(axis_name)
@@ -119,34 +112,24 @@ def _resize_rows(cut: RowCut) -> ResizeUnit:
     def resize(
         unit: Unit, shape: tuple[int, ...], old: TwoStageMemory, new: TwoStageMemory
     ) -> TwoStageMemory:
-        stacked = unit.form == "stacked"
+        stack = (len(unit.leaves),) if unit.form == "stacked" else ()
 
-        def recut(rows: jax.Array, like: Any, workers: int) -> jax.Array:
-            """`[old workers, *row] -> [workers, *row]`."""
-            if rows.shape != jax.eval_shape(lambda x: cut.apart(x, len(rows)), like).shape:
-                raise ValueError(
-                    "A codec of `two_stage_mean` keeps memory that is no array like its row, so it "
-                    "cannot be cut for another number of workers. Make a new state with "
-                    "`jaxcomm.init`."
-                )
-            return cut.apart(cut.together(rows, shape), workers)
+        def stage(before: PyTree, after: PyTree, *, of_rows: bool) -> PyTree:
+            axis = int(not of_rows)  # Of a stack; that of workers is the other one.
 
-        def split(rows: jax.Array, workers: int) -> jax.Array:
-            like = jax.ShapeDtypeStruct(shape, rows.dtype)
-            one = lambda rows: recut(rows, like, workers)  # noqa: E731
-            return jax.vmap(one)(rows) if stacked else one(rows)
+            def apart(whole: jax.Array, workers: int) -> list[jax.Array]:
+                return [map_stack(unit, lambda x: cut.apart(x, workers), 0, axis)(whole)]
 
-        def sent(before: jax.Array, after: jax.Array) -> jax.Array:
-            mean = mean_over_workers(before, 1, " of `two_stage_mean`")[0]
-            return jnp.broadcast_to(split(mean, len(after)), after.shape)
+            def together(rows: list[jax.Array], workers: int) -> jax.Array:
+                return map_stack(unit, lambda x: cut.together(x, shape), axis)(rows[0])
 
-        def owned(before: jax.Array, after: jax.Array) -> jax.Array:
-            if not stacked:
-                return split(before, len(after))
-            return jnp.swapaxes(split(jnp.swapaxes(before, 0, 1), len(after)), 0, 1)
+            whole = jnp.zeros((*stack, *shape))
+            return recut_memory(
+                apart, together, whole, [before], [after], of_rows=of_rows, user="two_stage_mean"
+            )[0]
 
         return TwoStageMemory(
-            jax.tree.map(sent, old.sent, new.sent), jax.tree.map(owned, old.mean, new.mean)
+            stage(old.sent, new.sent, of_rows=True), stage(old.mean, new.mean, of_rows=False)
         )
 
     return resize
@@ -216,65 +199,69 @@ def two_stage_mean(
     exposes = "decode" in own_codec.fast.exposes_nonfinite
 
     def exchange(parts: list[Part]) -> Exchanged:
-        workers, me = _axis.size(axis_name), _axis.index(axis_name)
+        workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
 
-        def send(
-            of_rows: Coins, of_mean: Coins, memory: TwoStageMemory, x: jax.Array
-        ) -> tuple[PyTree, tuple[Context, Context, Memory]]:
-            rows = split.apart(x, workers)
-            row = Context(of_rows, Memory(memory.sent, ()), shape=rows.shape[1:])
-            mean = Context(of_mean, Memory(memory.mean, ()), shape=rows.shape[1:])
-            content, row, after = encode_rows(row_codec, row, rows)
-            return content, (row, mean, after)
+        def decode(context: Context, payload: PyTree) -> jax.Array:
+            measured = nan_unless(finite, context.statistics) if exposes else context.statistics
+            return own_codec.decode(context.replace(statistics=measured), payload)
+
+        def joined(part: Part, rows: jax.Array) -> jax.Array:
+            shape = part.context.shape
+            return map_stack(part.unit, lambda x: split.together(x, shape), 1)(rows)
+
+        def started(part: Part, codec: Codec, coins: Coins, memory: PyTree, x: jax.Array) -> Part:
+            return part._replace(codec=codec, context=Context(coins, Memory(memory)), x=x)
+
+        def apart(x: jax.Array) -> jax.Array:
+            return split.apart(x, workers)
 
         coins = [part.context.coins for part in parts]
-        of_rows, of_means = coins_of_rows(coins, workers), coins_of_means(coins, workers)
-        sent = [
-            map_stack(part.unit, send, 0, (1, 0))(rows, mean, part.context.memory.own, part.x)
-            for part, rows, mean in zip(parts, of_rows, of_means, strict=True)
+        memories: list[TwoStageMemory] = [part.context.memory.own for part in parts]
+        firsts, _ = push_rows(
+            axis_name,
+            [
+                started(part, row_codec, own, memory.sent, map_stack(part.unit, apart)(part.x))
+                for part, own, memory in zip(parts, coins, memories, strict=True)
+            ],
+        )
+        reader = own_codec.replace(decode=decode)
+        seconds, _ = pull_rows(
+            axis_name,
+            [
+                started(first, reader, own, memory.mean, first.mean)
+                for first, own, memory in zip(
+                    firsts, coins_of_means(coins, workers), memories, strict=True
+                )
+            ],
+        )
+        after = [
+            part._replace(
+                memory=Memory(
+                    TwoStageMemory(first.memory.own, second.memory.own),
+                    report=_Stages(
+                        first.context, first.memory, second.context, second.memory, second.x
+                    ),
+                ),
+                mean=joined(part, second.mean),
+            )
+            for part, first, second in zip(parts, firsts, seconds, strict=True)
         ]
-        received = exchange_rows([content for content, _ in sent], axis_name)
-        owned = functools.partial(mean_of_owned, row_codec, me)
-        means = [
-            map_stack(part.unit, owned, (0, 1))(row, content)
-            for part, (_, (row, *_)), content in zip(parts, sent, received, strict=True)
-        ]
-        encode_mean = functools.partial(encode_local, own_codec)
-        resent = [
-            map_stack(part.unit, encode_mean)(mean, x)
-            for part, (_, (_, mean, _)), x in zip(parts, sent, means, strict=True)
-        ]
-        gathered = gather_contents([content for content, _ in resent], axis_name)
-
-        def restore(context: Context, mean: Context, content: PyTree) -> jax.Array:
-            payload, measured = content
-            content = (payload, nan_unless(finite, measured) if exposes else measured)
-            return split.together(decode_rows(own_codec, mean, content), context.shape)
-
-        after = []
-        for part, (_, (row, mean, row_memory)), x, (own, mean_memory), content in zip(
-            parts, sent, means, resent, gathered, strict=True
-        ):
-            stages = _Stages(row, row_memory, mean.replace(statistics=own[1]), mean_memory, x)
-            memory = Memory(TwoStageMemory(row_memory.own, mean_memory.own), report=stages)
-            result = map_stack(part.unit, restore, (0, 0, 1))(part.context, mean, content)
-            after.append(part._replace(memory=memory, mean=result))
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
-            fitting = nan_unless_all_fit(axis_name, means, [each.mean for each in after])
+            owned = [second.x for second in seconds]
+            fitting = nan_unless_all_fit(axis_name, owned, [each.mean for each in after])
             after = [each._replace(mean=mean) for each, mean in zip(after, fitting, strict=True)]
 
-        def own_rows(context: Context, row: Context, content: PyTree) -> jax.Array:
-            decode = jax.vmap(functools.partial(decode_local, row_codec))
-            return split.together(decode(row, content), context.shape)
-
-        def decoded() -> list[jax.Array]:
+        def sent() -> list[jax.Array]:
+            own_rows = jax.vmap(functools.partial(decode_local, row_codec))
             return [
-                map_stack(part.unit, own_rows, (0, 0, 1))(part.context, row, content)
-                for part, (content, (row, *_)) in zip(parts, sent, strict=True)
+                joined(
+                    part, map_stack(part.unit, own_rows, (0, 1), 1)(first.context, first.payload)
+                )
+                for part, first in zip(parts, firsts, strict=True)
             ]
 
-        return Exchanged(after, finite, decoded, are_nan=exposes)
+        return Exchanged(after, finite, sent, are_nan=exposes)
 
     unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
     return coded_mean(

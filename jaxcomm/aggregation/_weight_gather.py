@@ -2,11 +2,9 @@
 
 import contextlib
 import contextvars
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,64 +14,55 @@ from jaxcomm import _axis, _noise
 from jaxcomm._collectives import gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, PyTree
 from jaxcomm._mesh import axes_in
-from jaxcomm._require import checked, require_axis_name, require_codec
+from jaxcomm._require import checked, require_axis_name
 from jaxcomm._units import Scope, require_floating
-from jaxcomm.aggregation._coded import AggregatorOptions, division
 from jaxcomm.aggregation._mean import mean
-from jaxcomm.aggregation._server_ends import CodedEnd, leaves_finite, push_exactly
+from jaxcomm.aggregation._server_ends import CodedEnd, End, Moved, end_of, leaves_finite
 
 Codecs = Codec | Mapping[str, Codec] | None
 Gather = Callable[..., PyTree]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Level:
-    """The exchanges over one axis, or over several as one: slices to all, and rows to their owners.
+class _Level(NamedTuple):
+    """The ends over one axis, or over several as one: rows to their owners, and slices to all."""
 
-    Attributes:
-      axis_name: The axis.
-      workers: All axes of the workers, whose draws are independent.
-      push: The end of gradients; `None` if they travel exactly.
-      pull: The end of weights.
-    """
+    push: End
+    pull: End
 
-    axis_name: AxisName
-    workers: AxisName
-    push: CodedEnd | None
-    pull: CodedEnd | None
-
-    def _coins(self, end: CodedEnd, tree: PyTree, key: jax.Array, direction: int) -> Coins:
-        # `key` is placed by the paths of the leaves, and the same place again would undo that.
-        place = _noise.placed_key(key, ("level", *_axis.names(self.axis_name)), ())
-        return _noise.coins_of_units(
-            place, jnp.uint32(direction), end.coins(tree), _axis.index(self.workers)
-        )
-
-    def gather(self, slices: PyTree, key: Any) -> PyTree:
+    def gather(self, slices: PyTree, key: Any, workers: AxisName) -> PyTree:
         """The slices of all workers over the axis, on a new leading dimension of each leaf."""
-        if self.pull is None:
-            return gather_contents(slices, self.axis_name)
-        coins, memory = self._coins(self.pull, slices, key, 0), _stateless(self.pull, slices)
-        pulled = self.pull.pull(self.axis_name, slices, coins, memory, leaves_finite(slices))
-        return jax.tree.map(lambda x: jnp.where(pulled.finite, x, jnp.nan), pulled.rows)
+        if not isinstance(self.pull, CodedEnd):
+            return gather_contents(slices, self.pull.axis_name)
+        start = _start(self.pull, slices, slices, key, workers)
+        return _or_nan(self.pull.pull(slices, *start, leaves_finite(slices)))
 
-    def scatter(self, rows: PyTree, key: Any) -> PyTree:
+    def scatter(self, rows: PyTree, key: Any, workers: AxisName) -> PyTree:
         """The mean over the axis of the row that this worker owns; all NaN if any row has a NaN."""
-        if self.push is None:
-            pushed = push_exactly(self.axis_name, rows, None)
-        else:
-            coins, memory = self._coins(self.push, rows, key, 1), _stateless(self.push, rows)
-            pushed = self.push.push(self.axis_name, rows, coins, memory, None)
-        return jax.tree.map(lambda x: jnp.where(pushed.finite, x, jnp.nan), pushed.means)
+        own = jax.tree.map(lambda x: x[0], rows)
+        return _or_nan(self.push.push(rows, *_start(self.push, rows, own, key, workers)))
 
 
-def _stateless(end: CodedEnd, tree: PyTree) -> list[PyTree]:
+def _or_nan(moved: Moved) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(moved.finite, x, jnp.nan), moved.tree)
+
+
+def _start(
+    end: End, tree: PyTree, slices: PyTree, key: Any, workers: AxisName
+) -> tuple[Coins, list[PyTree]]:
+    """The coins of an end, independent of those of all other workers, and its empty memory."""
+    if not isinstance(end, CodedEnd):
+        return Coins(key, key), []
     if jax.tree.leaves(jax.eval_shape(end.codec.init, jnp.zeros(1))):
         raise ValueError(
             "`weight_gather` takes codecs without memory, since a loss has no state. For feedback "
             "use `jaxcomm.sharded_server`, which keeps it beside the optimizer state."
         )
-    return end.init(tree)
+    # `key` is placed by the paths of the leaves, and the same place again would undo that.
+    place = _noise.placed_key(key, ("level", *_axis.names(end.axis_name)), ())
+    coins = _noise.coins_of_units(
+        place, jnp.uint32(end.of_rows), end.coins(slices), _axis.index(workers)
+    )
+    return coins, end.init(tree)
 
 
 def _only_once(function: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
@@ -94,27 +83,18 @@ def _levels(
     axis_name: AxisName, push: Codecs, pull: Codecs, scope: Scope | None, bucket_bytes: int | None
 ) -> list[_Level]:
     """One level for all axes; or, if codecs are given by axis, one per axis, outermost first."""
-    options: AggregatorOptions = {"scope": scope, "bucket_bytes": bucket_bytes}
     names = _axis.names(axis_name)
     by_axis = isinstance(push, Mapping) or isinstance(pull, Mapping)
 
-    def end(codecs: Codecs, option: str, axis: AxisName, *, of_rows: bool) -> CodedEnd | None:
+    def end(codecs: Codecs, option: str, axis: AxisName) -> End:
         if isinstance(codecs, Mapping):
             if unknown := [name for name in codecs if name not in names]:
                 raise ValueError(f"`{option}` names {unknown}, but `axis_name` is {axis_name!r}.")
             codecs = codecs.get(str(axis))
-        if codecs is None:
-            return None
-        require_codec(codecs, option)
-        return CodedEnd(codecs, *division(options, codecs), of_rows)
+        return end_of(axis, codecs, option, scope, bucket_bytes)
 
     return [
-        _Level(
-            axis,
-            axis_name,
-            push=end(push, "push", axis, of_rows=True),
-            pull=end(pull, "pull", axis, of_rows=False),
-        )
+        _Level(end(push, "push", axis), end(pull, "pull", axis))
         for axis in (names if by_axis else (axis_name,))
     ]
 
@@ -159,20 +139,17 @@ def _dimensions(specs: PyTree, like: PyTree, axis_name: AxisName) -> list[int | 
 
 def _joined(rows: jax.Array, levels: int, dimension: int) -> jax.Array:
     """The whole leaf of its slices, `[innermost axis, ..., outermost axis, *slice]`."""
-    order = [*reversed(range(levels)), *range(levels, rows.ndim)]
-    shape = rows.shape[levels:]
-    slices = rows.transpose(order).reshape(math.prod(rows.shape[:levels]), *shape)
-    whole = (*shape[:dimension], len(slices) * shape[dimension], *shape[dimension + 1 :])
-    return jnp.moveaxis(slices, 0, dimension).reshape(whole)
+    parts = jnp.moveaxis(rows, range(levels), range(dimension + levels - 1, dimension - 1, -1))
+    shape, after = parts.shape, dimension + levels + 1
+    return parts.reshape(*shape[:dimension], math.prod(shape[dimension:after]), *shape[after:])
 
 
 def _parted(whole: jax.Array, sizes: tuple[int, ...], dimension: int) -> jax.Array:
     """The inverse of `_joined`; `sizes` are those of the axes, outermost first."""
-    shape, workers = whole.shape, math.prod(sizes)
-    parts = (*shape[:dimension], workers, shape[dimension] // workers, *shape[dimension + 1 :])
-    slices = jnp.moveaxis(whole.reshape(parts), dimension, 0)
-    rows = slices.reshape(*sizes, *slices.shape[1:])
-    return rows.transpose([*reversed(range(len(sizes))), *range(len(sizes), rows.ndim)])
+    shape, levels = whole.shape, len(sizes)
+    length = shape[dimension] // math.prod(sizes)
+    parts = whole.reshape(*shape[:dimension], *sizes, length, *shape[dimension + 1 :])
+    return jnp.moveaxis(parts, range(dimension + levels - 1, dimension - 1, -1), range(levels))
 
 
 @checked
@@ -241,34 +218,32 @@ def weight_gather(
     """
     require_axis_name(axis_name)
     levels = _levels(axis_name, push, pull, scope, bucket_bytes)
-    has_codec = any(level.push or level.pull for level in levels)
+    ends = [end for level in levels for end in level]
+    has_codec = any(isinstance(end, CodedEnd) for end in ends)
 
     def exchanged(parts: list[jax.Array], dimensions: list[int], key: Any) -> list[jax.Array]:
         if not parts:
             return []
-        sizes = tuple(_axis.size(level.axis_name) for level in levels)
+        sizes = tuple(_axis.size(level.push.axis_name) for level in levels)
 
         def whole_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
             rows = slices
             for level in levels:
-                rows = level.gather(rows, key)
+                rows = level.gather(rows, key, axis_name)
             whole = [_joined(x, len(levels), d) for x, d in zip(rows, dimensions, strict=True)]
             return [*_axis.local_params(whole, axis_name=axis_name)]
 
-        def scattered(rows: list[jax.Array], key: Any) -> list[jax.Array]:
-            for level in reversed(levels):
-                rows = level.scatter(rows, key)
-            return rows
-
-        def forward(slices: list[jax.Array], key: Any) -> tuple[list[jax.Array], Any]:
-            return whole_of(slices, key), key
-
         def backward(key: Any, gradients: list[jax.Array]) -> tuple[list[jax.Array], None]:
+            def scattered(rows: list[jax.Array]) -> list[jax.Array]:
+                for level in reversed(levels):
+                    rows = level.scatter(rows, key, axis_name)
+                return rows
+
             rows = [_parted(x, sizes, d) for x, d in zip(gradients, dimensions, strict=True)]
-            return _only_once(partial(scattered, key=key))(rows), None
+            return _only_once(scattered)(rows), None
 
         gather = jax.custom_vjp(whole_of)
-        gather.defvjp(forward, backward)
+        gather.defvjp(lambda slices, key: (whole_of(slices, key), key), backward)
         return [*gather(parts, key)]
 
     def gather(slices: PyTree, key: jax.Array | None = None) -> PyTree:
@@ -279,14 +254,13 @@ def weight_gather(
                 "`key=jax.random.fold_in(key, step)`, and fold in the layer too if layers have "
                 "calls of their own."
             )
+        place = (
+            None if key is None else _noise.placed_key(_noise.make_key(0, key), axis_name, slices)
+        )
         dimensions = _dimensions(specs, slices, axis_name)
         leaves, treedef = jax.tree.flatten(slices)
         sliced = {i: d for i, d in enumerate(dimensions) if d is not None}
         filled = {i: d for i, d in sliced.items() if leaves[i].size}
-        same = [i for i in range(len(leaves)) if i not in sliced]
-        place = (
-            None if key is None else _noise.placed_key(_noise.make_key(0, key), axis_name, slices)
-        )
         parts = [_axis.as_varying(leaves[i], axis_name) for i in filled]
         for i, whole in zip(filled, exchanged(parts, [*filled.values()], place), strict=True):
             leaves[i] = whole
@@ -294,8 +268,7 @@ def weight_gather(
             empty = jnp.broadcast_to(leaves[i], (_axis.size(axis_name), *leaves[i].shape))
             leaves[i] = _joined(empty, 1, sliced[i])
         if not _AVERAGED.get():
-            for i, leaf in zip(same, averaged([leaves[i] for i in same], axis_name), strict=True):
-                leaves[i] = leaf
+            leaves = _averaged(leaves, dimensions, axis_name)
         return jax.tree.unflatten(treedef, leaves)
 
     return gather
@@ -311,10 +284,7 @@ def averaging_whole_leaves(slices: PyTree, specs: PyTree, axis_name: AxisName) -
     No `weight_gather` within the context averages them again.
     """
     leaves, treedef = jax.tree.flatten(slices)
-    dimensions = _dimensions(specs, slices, axis_name)
-    same = [i for i, dimension in enumerate(dimensions) if dimension is None]
-    for i, leaf in zip(same, averaged([leaves[i] for i in same], axis_name), strict=True):
-        leaves[i] = leaf
+    leaves = _averaged(leaves, _dimensions(specs, slices, axis_name), axis_name)
     token = _AVERAGED.set(True)
     try:
         yield jax.tree.unflatten(treedef, leaves)
@@ -322,9 +292,18 @@ def averaging_whole_leaves(slices: PyTree, specs: PyTree, axis_name: AxisName) -
         _AVERAGED.reset(token)
 
 
-def averaged(leaves: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
-    """The leaves, whose gradient is the mean over workers; those that already differ stay local."""
-    equal = [i for i, x in enumerate(leaves) if not _axis.varying(x) & {*_axis.names(axis_name)}]
+def _averaged(
+    leaves: list[jax.Array], dimensions: list[int | None], axis_name: AxisName
+) -> list[jax.Array]:
+    """Whole leaves get the mean gradient of the workers; those that already differ stay local."""
+    axes = {*_axis.names(axis_name)}
+    equal = [
+        i
+        for i, (x, dimension) in enumerate(zip(leaves, dimensions, strict=True))
+        if dimension is None and not _axis.varying(x) & axes
+    ]
+    if not equal:
+        return leaves
     average = mean(axis_name)
 
     def local(leaves: list[jax.Array]) -> list[jax.Array]:
@@ -335,5 +314,5 @@ def averaged(leaves: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
 
     same = jax.custom_vjp(local)
     same.defvjp(lambda leaves: (local(leaves), None), backward)
-    results = dict(zip(equal, same([leaves[i] for i in equal]) if equal else [], strict=True))
+    results = dict(zip(equal, same([leaves[i] for i in equal]), strict=True))
     return [results.get(i, x) for i, x in enumerate(leaves)]
