@@ -66,10 +66,10 @@ class Config:
         return config
 
 
-def class_of(kernel: Callable[..., Any], folder: str, name: str) -> type[Config] | None:
-    """The class of the configs of a kernel of the module `name`; None if it has none."""
+def class_of(kernel: Callable[..., Any], folder: str, name: str) -> type[Config]:
+    """The class of the configs of a kernel of the module `name`; without fields if it has none."""
     if "config" not in inspect.signature(kernel).parameters:
-        return None
+        return Config
     found: type[Config] = importlib.import_module(f"pallas_kernels.{folder}.{name}").Config
     return found
 

@@ -14,17 +14,16 @@ import contextlib
 import functools
 import importlib
 import os
-import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 import jax
 from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels import _measurements
-from pallas_kernels._configs import Config, Fields, class_of
+from pallas_kernels._configs import Fields, class_of
 from pallas_kernels._configs import Implementation as Implementation
 from pallas_kernels._measurements import Measured, Workload
 
@@ -57,20 +56,16 @@ def target() -> Device:
 
     This is the device of the mesh in the current context, else JAX's default device.
     """
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        device = jax.config.jax_default_device or jax.devices()[0]
-        if isinstance(device, str):
-            device = jax.devices(device)[0]
+    described: Any = jax.sharding.get_abstract_mesh().abstract_device
+    device = described or jax.config.jax_default_device or jax.devices()[0]
+    device = jax.devices(device)[0] if isinstance(device, str) else device
     platform = "cuda" if device.platform == "gpu" else device.platform
     return Device(platform, device.device_kind, getattr(device, "num_cores", None) or 1)
 
 
-@contextlib.contextmanager
-def rehearsal(enabled: bool = True) -> Iterator[None]:
+def rehearsal(enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
     """A context in which a CPU runs the kernels for GPU, in JAX's interpreter, if `enabled`."""
-    with _rehearsal(enabled):
-        yield
+    return cast(contextlib.AbstractContextManager[Any], _rehearsal(enabled))
 
 
 def rehearses() -> bool:
@@ -94,11 +89,12 @@ def reason_against(implementation: str, device: Device) -> str | None:
     return None
 
 
-def _require_names(names: tuple[str, ...], rule: str) -> None:
-    allowed = get_args(Implementation)
+def _checked(names: tuple[str, ...], rule: str) -> tuple[Implementation, ...]:
+    """The names; `rule` begins the error if one is unknown."""
     for name in names:
-        if name not in allowed:
-            raise ValueError(f"{rule} one of {allowed}, got {name!r}.")
+        if name not in get_args(Implementation):
+            raise ValueError(f"{rule} one of {get_args(Implementation)}, got {name!r}.")
+    return cast(tuple[Implementation, ...], names)
 
 
 @contextlib.contextmanager
@@ -131,8 +127,7 @@ def implementation(*names: Implementation) -> Iterator[None]:
     """
     if not names:
         raise ValueError("`implementation` needs at least one name.")
-    _require_names(names, "A name of the context `implementation` must be")
-    with _preference(names):
+    with _preference(_checked(names, "A name of the context `implementation` must be")):
         yield
 
 
@@ -140,15 +135,13 @@ def implementation(*names: Implementation) -> Iterator[None]:
 def _names_of_variable() -> tuple[Implementation, ...]:
     value = os.environ.get(VARIABLE, "").strip()
     names = tuple(name.strip() for name in value.split(",")) if value else ()
-    _require_names(names, f"A name in the environment variable {VARIABLE} must be")
-    return names  # type: ignore[return-value]
+    return _checked(names, f"A name in the environment variable {VARIABLE} must be")
 
 
 def _preferred(argument: Implementation | None) -> tuple[tuple[Implementation, ...], str]:
     """What `argument`, else the context, else the variable names, in order; and which of them."""
     if argument is not None:
-        _require_names((argument,), "`implementation` must be None or")
-        return (argument,), "`implementation`"
+        return _checked((argument,), "`implementation` must be None or"), "`implementation`"
     if _preference.value:
         return _preference.value, "The context `implementation`"
     return _names_of_variable(), f"The environment variable {VARIABLE}"
@@ -170,28 +163,20 @@ class Choice(NamedTuple):
 
 
 def _assumed(workload: Workload, device: Device) -> Implementation:
-    if workload.size < FEWEST:
-        return "reference"
-    if workload.op == "quantize.dequantize" and workload.bits in (8, 32):
+    is_one_product = workload.op == "quantize.dequantize" and workload.bits in (8, 32)
+    if workload.size < FEWEST or is_one_product:
         return "reference"
     if device.platform == "tpu":
         return "mosaic_tpu"
-    if workload.op.startswith("count_sketch") and _is_hopper(device):
-        return "mosaic_gpu"
-    return "reference"
+    is_sketch = workload.op.startswith("count_sketch")
+    return "mosaic_gpu" if is_sketch and _is_hopper(device) else "reference"
 
 
 def _workload(op: str, size: int, arrays: Sequence[jax.Array], options: dict[str, Any]) -> Workload:
     first, *others = arrays
-    is_table = first.ndim == 2 and first.size != size
-    return Workload(
-        op,
-        size,
-        jax.numpy.dtype(first.dtype).name,
-        options.get("bits"),
-        options.get("residual", False) or (size > 2 and size in [x.size for x in others]),
-        options.get("rows", first.shape[0] if is_table else None),
-    )
+    residual = options.get("residual", False) or (size > 2 and size in [x.size for x in others])
+    rows = options.get("rows", first.shape[0] if first.ndim == 2 and first.size != size else None)
+    return Workload(op, size, first.dtype.name, options.get("bits"), residual, rows)
 
 
 def choose(workload: Workload, device: Device, measured: Rows = (), given: Rows = ()) -> Choice:
@@ -209,48 +194,16 @@ def choose(workload: Workload, device: Device, measured: Rows = (), given: Rows 
     return Choice("reference" if covering else _assumed(workload, device))
 
 
-@functools.cache
-def _rows_of_variable() -> tuple[Measured, ...]:
-    file = os.environ.get(_measurements.VARIABLE, "").strip()
-    return _measurements.read_of_variable(file) if file else ()
-
-
-@functools.cache
-def _rows_of_package() -> tuple[Measured, ...]:
-    return _measurements.read(_measurements.FILE) if _measurements.FILE.exists() else ()
-
-
 def load(folder: str, name: str, function: str) -> Callable[..., Any]:
     """`function` of the kernels `name`. Programs for the CPU never load kernels.
 
     Raises:
       NotImplementedError: If the op has no such implementation.
     """
-    package = importlib.import_module(f"pallas_kernels.{folder}")
-    found: Callable[..., Any] | None = None
-    if name in {module.name for module in pkgutil.iter_modules(package.__path__)}:
-        module = importlib.import_module(f"pallas_kernels.{folder}.{name}")
-        found = getattr(module, function, None)
-    if found is None:
+    module = importlib.import_module(f"pallas_kernels.{folder}.{name}")
+    if not hasattr(module, function):
         raise NotImplementedError(f"`{folder}.{function}` has no implementation {name!r}")
-    return found
-
-
-def _config(choice: Choice, kernel: Callable[..., Any], op: str, dtype: Any) -> Config:
-    """The config of a row.
-
-    Raises:
-      ValueError: If the kernel has no such field, or if a value is not allowed.
-    """
-    try:
-        kind = class_of(kernel, op.split(".")[0], choice.implementation)
-        if kind is None:
-            raise ValueError(f"`{choice.config[0][0]}` is no field: `{op}` has no config.")
-        return kind.with_fields(dtype, choice.config)
-    except ValueError as error:
-        raise ValueError(
-            f"{choice.place}: of {choice.implementation!r}, {error} Correct the row or remove it."
-        ) from None
+    return cast(Callable[..., Any], getattr(module, function))
 
 
 def _failure_of(error: BaseException) -> tuple[str, bool]:
@@ -266,13 +219,9 @@ def _failure_of(error: BaseException) -> tuple[str, bool]:
 
 @functools.lru_cache(maxsize=1024)
 def _failure(
-    kernel: Callable[..., Any],
-    options: tuple[tuple[str, Any], ...],
-    types: tuple[jax.ShapeDtypeStruct, ...],
-    device: Device,
-    rehearsed: bool,
-) -> tuple[str, bool] | None:
-    """What goes wrong with this kernel on arrays of these types; None if nothing does."""
+    kernel: Callable[..., Any], options: Any, types: Any, device: Device, rehearsed: bool
+) -> tuple[str, bool]:
+    """What goes wrong with this kernel on arrays of these types; "" if nothing does."""
     described = AbstractDevice(device.kind, device.cores, device.platform)
     mesh = AbstractMesh((), (), axis_types=(), abstract_device=described)
 
@@ -286,11 +235,8 @@ def _failure(
 
     # A new thread has none of the meshes, mapped axes and traces of the program around the op.
     with ThreadPoolExecutor(max_workers=1) as executor:
-        try:
-            executor.submit(lower).result()
-        except Exception as error:
-            return _failure_of(error)
-    return None
+        error = executor.submit(lower).exception()
+    return _failure_of(error) if error else ("", False)
 
 
 @functools.cache
@@ -330,9 +276,7 @@ def run(
     workload = _workload(op, size, arrays, options)
     if (seen := _measurements.seen.get()) is not None:
         seen.append(workload)
-    given = _measurements.context.value
-    given = _rows_of_variable() if given is None else given
-    choice = choose(workload, device, _rows_of_package(), given)
+    choice = choose(workload, device, _measurements.of_package(), _measurements.given())
 
     def bound(name: str) -> functools.partial[Any]:
         if name == "reference":
@@ -340,71 +284,62 @@ def run(
         kernel = load(folder, name, function)
         if name != choice.implementation or not choice.config:
             return functools.partial(kernel, **options)
-        config = _config(choice, kernel, op, arrays[0].dtype)
+        try:
+            config = class_of(kernel, folder, name).with_fields(arrays[0].dtype, choice.config)
+        except ValueError as error:
+            raise ValueError(f"{choice.place}: of {name!r}, {error} Correct the row.") from None
         return functools.partial(kernel, **options, config=config)
 
-    def failure(name: str) -> tuple[str, bool] | None:
+    def failure(name: str) -> tuple[str, bool]:
         try:
             load(folder, name, function)
         except Exception as error:
             return _failure_of(error)
         kernel = bound(name)
         types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
-        return _failure(
-            kernel.func, tuple(sorted(kernel.keywords.items())), types, device, rehearses()
-        )
+        return _failure(kernel.func, (*kernel.keywords.items(),), types, device, rehearses())
 
     names, source = _preferred(implementation)
-    tried = names or (choice.implementation, "reference")
-    reasons = {}
+    tried, reasons = names or (choice.implementation, "reference"), []
     for name in tried:
-        reason = reason_against(name, device)
-        if reason and len(names) == 1:
-            raise NotImplementedError(f"{source}={name!r}: {reason}.")
+        reason, refused = reason_against(name, device), True
         if reason and not names:
             raise ValueError(
                 f"{choice.place}: `implementation`={name!r} of `{op}`: {reason}. Remove the row."
             )
-        if name == "reference" or len(names) == 1:
-            return bound(name)(*arrays)
-        if reason is None:
-            reason, refused = failure(name) or (None, False)
-            if reason is None or (names and not refused):
+        if not reason:
+            if name == "reference" or len(names) == 1:
+                return bound(name)(*arrays)
+            reason, refused = failure(name)
+            if not reason or (names and not refused):
                 if rehearses() or "reference" not in tried:
                     return bound(name)(*arrays)
                 # A program for an accelerator may have parts that run on the host.
                 kernel = {PLATFORMS[name]: bound(name)}
                 return lax.platform_dependent(*arrays, **kernel, default=bound("reference"))
-            if not refused:
-                warnings.warn(
-                    f"`{op}` uses plain JAX, because its kernel {name!r} does not work with JAX "
-                    f"{jax.__version__} on {device.kind}: {reason}. To silence this, set "
-                    f"{VARIABLE}=reference.",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        reasons[name] = reason
-    described = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        if not refused:
+            warnings.warn(
+                f"`{op}` uses plain JAX, because its kernel {name!r} does not work with JAX "
+                f"{jax.__version__} on {device.kind}: {reason}. To silence this, set "
+                f"{VARIABLE}=reference.",
+                stacklevel=2,
+            )
+        reasons.append(f"{name}: {reason}")
     raise NotImplementedError(
-        f"{source} names no implementation of `{op}` that runs here. {described}."
+        f"{source}={', '.join(names)!r} names no implementation of `{op}` that runs here. "
+        f"{'; '.join(reasons)}."
     )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _identity(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def nondifferentiable(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the arrays; differentiating with respect to them raises TypeError that names `op`."""
     return arrays
 
 
-@_identity.defjvp
-def _no_gradient(
-    op: str, primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
-) -> NoReturn:
+@nondifferentiable.defjvp
+def _no_gradient(op: str, primals: Any, tangents: Any) -> NoReturn:
     raise TypeError(
         f"`{op}` rounds, so it has no gradient. Take the gradient first and quantize it, or hide "
         "the argument behind `jax.lax.stop_gradient`."
     )
-
-
-def nondifferentiable(op: str, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the arrays; differentiating with respect to them raises TypeError that names `op`."""
-    return _identity(op, *arrays)

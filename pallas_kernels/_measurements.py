@@ -5,6 +5,7 @@ are tried before those of `measured.jsonl` in the package, if records of devices
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -139,13 +140,27 @@ def measured(file: str | os.PathLike[str]) -> Iterator[None]:
         yield
 
 
-def read_of_variable(file: str) -> tuple[Measured, ...]:
+@functools.cache
+def of_variable() -> tuple[Measured, ...]:
     """The rows of the file that the variable names."""
+    file = os.environ.get(VARIABLE, "").strip()
     try:
-        return read(file)
+        return read(file) if file else ()
     except OSError as error:
         error.add_note(f"The environment variable {VARIABLE} names this file.")
         raise
+
+
+@functools.cache
+def of_package() -> tuple[Measured, ...]:
+    """The rows of the package."""
+    return read(FILE) if FILE.exists() else ()
+
+
+def given() -> tuple[Measured, ...]:
+    """The rows that the context, or else the variable, names."""
+    rows: tuple[Measured, ...] | None = context.value
+    return of_variable() if rows is None else rows
 
 
 def read(file: str | os.PathLike[str]) -> tuple[Measured, ...]:

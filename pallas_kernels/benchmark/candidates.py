@@ -50,15 +50,12 @@ def variants(row: Row, session: Session) -> list[Variant]:
         if _dispatch.reason_against(name, session.device) is not None:
             continue
         workload = row.workload(1)
-        kind = None
-        if session.tune and name != "reference" and workload is not None:
-            folder, function = row.op.split(".")
-            kind = class_of(_dispatch.load(folder, name, function), folder, name)
-        if kind is None or workload is None:
+        if not session.tune or name == "reference" or workload is None:
             found.append(Variant(name))
         else:
-            configs = kind.candidates(workload.dtype)
-            found += [Variant(name, config.fields) for config in configs]
+            folder, function = row.op.split(".")
+            kind = class_of(_dispatch.load(folder, name, function), folder, name)
+            found += [Variant(name, config.fields) for config in kind.candidates(workload.dtype)]
     return found
 
 

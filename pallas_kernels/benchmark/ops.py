@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from pallas_kernels.arg_specs import ROWS, Row
-from pallas_kernels.benchmark import machine, torch_equivalents
+from pallas_kernels.benchmark import torch_equivalents
 from pallas_kernels.benchmark.candidates import (
     Session,
     Variant,
@@ -20,10 +20,9 @@ from pallas_kernels.benchmark.candidates import (
     torch_builders,
     variants,
 )
-from pallas_kernels.benchmark.device_time import profile
 from pallas_kernels.benchmark.parts import Part, Result, Task, child, reason_of, size_class
-from pallas_kernels.benchmark.record import Record
-from pallas_kernels.benchmark.timing import Candidate, time_in_turn
+from pallas_kernels.benchmark.record import Record, gpu_state
+from pallas_kernels.benchmark.timing import Candidate, profile, time_in_turn
 
 LINE = "{:<38} {:>13} {:<11} {:>12} {:>8} {:>11} {:>9} {:>10}  {}"
 HEAD = LINE.format(
@@ -191,7 +190,7 @@ def times(session: Session, options: Mapping[str, Any], record: Record) -> Itera
             for variant, build in builders(row, size, session).items()
             if (row.label, variant.name, variant.config) not in wrong
         }
-        clocks = {"kind": "clocks", "size": size, **machine.gpu_state()}
+        clocks = {"kind": "clocks", "size": size, **gpu_state()}
         return [*time_row(row, size, found, session), clocks]
 
     def of_torch(row: Row, size: int) -> list[Result]:

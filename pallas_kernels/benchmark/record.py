@@ -12,23 +12,75 @@ metrics.jsonl    one object per line, which is never changed
 | failed | it raised, for this `reason` |
 | skipped | twice it was begun, and the process ended before it |
 | died, cut | the process of a part died; its time was over in the midst of a measurement |
-| again | what failed or was skipped before this line is measured again |
-"""
+| again | what failed or was skipped before this line is measured again |"""
 
 import collections
 import datetime
 import importlib.metadata
 import json
 import os
+import pathlib
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.benchmark import machine
+import pallas_kernels
+
+QUERY = (
+    "name",
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "utilization.gpu",
+    "persistence_mode",
+)
+
+
+def _output(command: list[str], folder: pathlib.Path | None = None) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        ran = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ran.stdout.strip()
+
+
+def commit() -> str:
+    """The commit of the source, with "+" if files differ from it.
+
+    Where a copy of the source has no git, the variable `JAXCOMM_COMMIT` names it.
+    """
+    if named := os.environ.get("JAXCOMM_COMMIT"):
+        return named
+    folder = pathlib.Path(pallas_kernels.__path__[0])
+    name = _output(["git", "rev-parse", "HEAD"], folder)
+    if not name:
+        return "unknown"
+    changed = _output(["git", "status", "--porcelain", "--untracked-files=no"], folder)
+    return name + ("+" if changed else "")
+
+
+def gpu_state() -> dict[str, str]:
+    """Clocks, driver and power of the first GPU, by the names of `nvidia-smi`; {} without one."""
+    said = _output(["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"])
+    if not said:
+        return {}
+    values = (value.strip() for value in said.splitlines()[0].split(","))
+    return dict(zip(QUERY, values, strict=False))
+
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "numpy", "optax", "torch", "triton")
 METRICS, CONFIG = "metrics.jsonl", "config.json"
@@ -81,7 +133,7 @@ def _environment(session: dict[str, Any], device: dict[str, str], command: list[
         "CPU count": os.cpu_count(),
         "devices": device["devices"],
         "runtime": device["runtime"],
-        **machine.gpu_state(),
+        **gpu_state(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
     return "".join(f"{name}: {fact}\n" for name, fact in facts.items()) + "\n"
@@ -119,7 +171,7 @@ class Record:
         session = {
             "kind": "session",
             "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}",
-            "commit": machine.commit(),
+            "commit": commit(),
             "device": device["kind"],
         }
         with (self.folder / "environment.txt").open("a") as file:

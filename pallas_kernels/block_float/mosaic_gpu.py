@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._blocks import by_pieces, require_int32, unless_batched
+from pallas_kernels import _gpu, _hash, _vma
 from pallas_kernels._configs import Config as _Config
 from pallas_kernels._configs import require_field
+from pallas_kernels._gpu import by_pieces, require_int32, unless_batched
 from pallas_kernels.block_float import reference
 
 WARPS, LANES = 4, 32
@@ -87,9 +87,9 @@ def _encode_rows(
     interpret: Any,
 ) -> None:
     form, shape = reference.FORMATS[dtype], (rows, block_size)
-    loaded = _versions.load_rows(x_ref, first, shape, interpret)
+    loaded = _gpu.load_rows(x_ref, first, shape, interpret)
     tile = config.tile(block_size)
-    x = _versions.by_rows(loaded, *tile, config.vector, interpret).astype(jnp.float32)
+    x = _gpu.by_rows(loaded, *tile, config.vector, interpret).astype(jnp.float32)
     exponents = reference.exponents_of(jnp.max(reference.magnitudes(x), axis=1), form)
     noise = None
     if stochastic:
@@ -98,9 +98,9 @@ def _encode_rows(
         noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
     factor, zeros = (lax.broadcast_in_dim(a, shape, (0,)) for a in reference.factors_of(exponents))
     words = reference.round_in_block(x, factor, zeros, noise, form)
-    _versions.store_rows(codes_ref, first, reference.to_bytes(words), interpret)
+    _gpu.store_rows(codes_ref, first, reference.to_bytes(words), interpret)
     narrow = exponents_ref.at[pl.ds(first, rows)]
-    _versions.store_narrow(narrow, exponents.astype(jnp.uint8), interpret)
+    _gpu.store_narrow(narrow, exponents.astype(jnp.uint8), interpret)
 
 
 def _encode_flat(
@@ -118,7 +118,7 @@ def _encode_flat(
     whole, rest = divmod(x.size, block_size)
     rows, unit = config.rows(block_size)
     encode_rows = functools.partial(_encode_rows, config=config, interpret=interpret, **options)
-    codes, exponents = _versions.gpu_kernel(
+    codes, exponents = _gpu.gpu_kernel(
         by_pieces(whole, rows, unit, encode_rows),
         out_type=(
             _vma.like(x, x.shape, jnp.int8),

@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _versions
+from pallas_kernels import _gpu
 from pallas_kernels._configs import Config as _Config
 from pallas_kernels._configs import require_field
 from pallas_kernels.count_sketch import tiling
@@ -215,7 +215,7 @@ def encode(
     stages = (config or Config.of(x.dtype)).stages
     dtype = accumulator(x.dtype)
     keys = tiling.keys(seeds, rows)
-    kernel = _versions.gpu_kernel(
+    kernel = _gpu.gpu_kernel(
         functools.partial(_encode_kernel, shapes=shapes, stages=stages),
         out_type=jax.ShapeDtypeStruct((shapes.parts * rows * columns // LANES, LANES), dtype),
         grid={"row": rows, "part": shapes.parts, "block": shapes.slots * shapes.planes},
@@ -314,7 +314,7 @@ def decode(
     ragged = size % PLANE if size in INDEXED else 0
     by_rows = jax.ShapeDtypeStruct((shapes.total_planes * SUBLANES, LANES), dtype)
     in_two = (jax.ShapeDtypeStruct((size,), dtype), jax.ShapeDtypeStruct((PLANE,), dtype))
-    kernel = _versions.gpu_kernel(
+    kernel = _gpu.gpu_kernel(
         functools.partial(_decode_kernel, shapes=shapes, rows=rows, estimate=estimate),
         out_type=in_two if ragged else (by_rows,),
         # One axis: CUDA allows no more than 65535 blocks along the others.

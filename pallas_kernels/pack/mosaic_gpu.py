@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import _vma
-from pallas_kernels._blocks import require_int32
 from pallas_kernels._configs import PerThread
-from pallas_kernels._versions import gpu_kernel
+from pallas_kernels._gpu import gpu_kernel, require_int32
 from pallas_kernels.pack.reference import lanes, words
 
 

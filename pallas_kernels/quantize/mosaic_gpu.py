@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import _hash, _versions, _vma
-from pallas_kernels._blocks import by_pieces, require_int32
+from pallas_kernels import _gpu, _hash, _vma
 from pallas_kernels._configs import THREADS, PerThread, require_field
+from pallas_kernels._gpu import by_pieces, require_int32
 from pallas_kernels.quantize import reference
 
 
@@ -95,9 +95,9 @@ def quantize(
             position = inside + (plane * width).astype(jnp.uint32)
             noise = _hash.bits(position, seeds_ref[0], seeds_ref[1])
             here = pl.ds(first + plane * pitch, length)
-            wide = _versions.side_by_side(x_ref[here], vector, interpret).astype(jnp.float32)
+            wide = _gpu.side_by_side(x_ref[here], vector, interpret).astype(jnp.float32)
             for added_ref in added_refs:
-                term = _versions.side_by_side(added_ref[here], vector, interpret)
+                term = _gpu.side_by_side(added_ref[here], vector, interpret)
                 wide = wide + term.astype(jnp.float32)
             codes = reference.round_fixed(wide, scalars_ref[0], scalars_ref[1], noise, levels)
             for rest_ref in rest_refs:
@@ -111,7 +111,7 @@ def quantize(
                 field = jnp.where(position < jnp.uint32(x.size), field, jnp.uint32(0))
             return word | (field << (plane * bits).astype(jnp.uint32))
 
-        word = _versions.side_by_side(jnp.zeros(length, jnp.uint32), vector, interpret)
+        word = _gpu.side_by_side(jnp.zeros(length, jnp.uint32), vector, interpret)
         word = lax.fori_loop(0, count, quantize_plane, word)
         if bits not in reference.DTYPES:
             out_ref[pl.ds(first, length)] = word
@@ -119,7 +119,7 @@ def quantize(
     out_type = [_vma.like(planes, (pitch,), dtype)]
     if residual:
         out_type.append(_vma.like(planes, planes.shape, arrays[-1].dtype))
-    fields, *rest = _versions.gpu_kernel(
+    fields, *rest = _gpu.gpu_kernel(
         by_pieces(pitch, block, vector * THREADS, quantize_piece),
         out_type=tuple(out_type),
         grid={"block": pitch // block},
@@ -163,7 +163,7 @@ def dequantize(
         first: jax.Array | int, length: int, step_ref: Any, words_ref: Any, *refs: Any
     ) -> None:
         *added_refs, out_ref = refs
-        word = _versions.side_by_side(words_ref[pl.ds(first, length)], vector, interpret)
+        word = _gpu.side_by_side(words_ref[pl.ds(first, length)], vector, interpret)
         for plane in range(fields):
             sums = reference.field_sums(word, plane, levels, bits, count)
             mean = sums.astype(jnp.float32) * step_ref[0]
@@ -172,7 +172,7 @@ def dequantize(
                 mean = added_ref[here] + mean
             out_ref[here] = mean
 
-    planes = _versions.gpu_kernel(
+    planes = _gpu.gpu_kernel(
         by_pieces(pitch, block, vector * THREADS, dequantize_piece),
         out_type=_vma.like(words, (fields * pitch,), jnp.float32),
         grid={"block": pitch // block},

@@ -20,7 +20,7 @@ import jaxcomm
 from experiments.gpu import __main__ as kit
 from experiments.gpu import codecs, models, pages, power_sgd, step
 from jaxcomm import perf
-from pallas_kernels import _dispatch, _measurements
+from pallas_kernels import _measurements
 from pallas_kernels.benchmark import ops, torch_equivalents
 from pallas_kernels.benchmark.parts import NOTHING_LEFT, Tasks, child
 from pallas_kernels.benchmark.record import Record
@@ -203,7 +203,7 @@ def test_the_pages_are_those_of_the_committed_records() -> None:
     found = pages.records(ROOT)
     for page, text in pages.texts(ROOT, found).items():
         assert (ROOT / page).read_text(encoding="utf-8") == text, page
-    rows = [row._replace(place="") for row in _dispatch._rows_of_package()]
+    rows = [row._replace(place="") for row in _measurements.of_package()]
     assert rows == [row._replace(place="") for row in pages.dispatch(found)]
     assert bool(found) == (pages.sentence(found) != pages.NONE)
 

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-from pallas_kernels._versions import gpu_interpret_params
+from pallas_kernels._gpu import gpu_interpret_params
 
 KINDS = {"tpu": "TPU v5 lite", "cuda": "NVIDIA H200"}
 # What a program must contain if it has a kernel.

@@ -14,10 +14,9 @@ from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
 from pallas_kernels.benchmark import candidates, ops, parts, torch_equivalents
 from pallas_kernels.benchmark.candidates import Session, difference
-from pallas_kernels.benchmark.device_time import Profile, busy_seconds
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, verdicts
 from pallas_kernels.benchmark.record import Record
-from pallas_kernels.benchmark.timing import Candidate, Times, time_in_turn
+from pallas_kernels.benchmark.timing import Candidate, Profile, Times, busy_seconds, time_in_turn
 
 
 def results(folder: pathlib.Path) -> list[Any]:

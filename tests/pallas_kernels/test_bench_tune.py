@@ -13,9 +13,9 @@ from pallas_kernels._measurements import Measured
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.benchmark import ops, parts
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
-from pallas_kernels.benchmark.device_time import Profile
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
 from pallas_kernels.benchmark.record import Record
+from pallas_kernels.benchmark.timing import Profile
 from pallas_kernels.pack import mosaic_gpu, pack
 
 FEW, MANY = (("numbers", 4),), (("numbers", 16),)

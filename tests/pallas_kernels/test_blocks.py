@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import _versions
-from pallas_kernels._blocks import by_pieces, in_launches
+from pallas_kernels import _gpu
+from pallas_kernels._gpu import by_pieces, in_launches
 from pallas_kernels.pack import pack
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, lowered
 from tests.slow import slow
@@ -28,7 +28,7 @@ def add_one(first: Any, count: int, x_ref: Any, out_ref: Any) -> None:
 def run(kernel: Callable[..., None], length: int, blocks: int) -> jax.Array:
     x = jnp.arange(length, dtype=jnp.int32)
     out_type = jax.ShapeDtypeStruct((length,), jnp.int32)
-    call = _versions.gpu_kernel(
+    call = _gpu.gpu_kernel(
         kernel, out_type=out_type, grid={"block": blocks}, interpret=INTERPRET_GPU
     )
     out: jax.Array = jax.jit(call)(x)

@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels import _dispatch
 from pallas_kernels._configs import Config
-from pallas_kernels._versions import gpu_interpret_params
+from pallas_kernels._gpu import gpu_interpret_params
 from pallas_kernels.arg_specs import ROWS, Row
 from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
 

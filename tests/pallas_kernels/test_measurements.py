@@ -33,7 +33,7 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def environment() -> Iterator[pytest.MonkeyPatch]:
-    with read_again(_dispatch._rows_of_variable) as monkeypatch:
+    with read_again(_measurements.of_variable) as monkeypatch:
         yield monkeypatch
 
 
@@ -55,10 +55,10 @@ def rows_of_128_words(text: str, numbers: int) -> bool:
 
 def test_the_file_of_the_package_is_read_if_there_is_one(file: pathlib.Path) -> None:
     """After the file that the context names."""
-    with read_again(_dispatch._rows_of_package) as monkeypatch:
+    with read_again(_measurements.of_package) as monkeypatch:
         monkeypatch.setattr(_measurements, "FILE", file)
         assert CALLS["cuda"] not in traced(size=17 * SIZE)
-        _dispatch._rows_of_package.cache_clear()
+        _measurements.of_package.cache_clear()
         write(file, LINE)
         assert rows_of_128_words(traced(size=19 * SIZE), 16)
         other = write(file.with_name("other.jsonl"), LINE | {"config": {"numbers": 8}})
@@ -121,7 +121,7 @@ def test_the_environment_reaches_all_threads(
         assert rows_of_128_words(threads.submit(traced, 7 * SIZE).result(), 16)
     with measured(write(file)):  # The context goes first, and this file says nothing.
         assert CALLS["cuda"] not in traced(size=9 * SIZE)
-    _dispatch._rows_of_variable.cache_clear()
+    _measurements.of_variable.cache_clear()
     environment.setenv(_measurements.VARIABLE, str(file.parent / "missing"))
     with pytest.raises(FileNotFoundError, match="missing") as error:
         traced(size=11 * SIZE)
@@ -189,7 +189,7 @@ def test_a_function_without_a_config(file: pathlib.Path) -> None:
     decode = lambda table: count_sketch.decode(table, seeds, shape=(SIZE,))  # noqa: E731
     with (
         measured(write(file, line)),
-        pytest.raises(ValueError, match=r"`stages` is no field: `count_sketch\.decode` has no"),
+        pytest.raises(ValueError, match=r"`stages` is no field of its config, which has \[\]"),
     ):
         lowered(decode, table, platform="cuda")
 

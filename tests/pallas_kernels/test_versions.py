@@ -9,14 +9,14 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import _versions, _vma
+from pallas_kernels import _gpu, _vma
 from tests.pallas_kernels.lowering import INTERPRET_GPU
 
 
 def test_a_moved_interpreter_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax._src.pallas.mosaic_gpu.interpret.params", None)
     with pytest.raises(ImportError, match="JAX has moved `InterpretGPUParams`"):
-        _versions.gpu_interpret_params()
+        _gpu.gpu_interpret_params()
 
 
 def test_results_of_gpu_kernels_vary_as_they_declare() -> None:
@@ -30,7 +30,7 @@ def test_results_of_gpu_kernels_vary_as_they_declare() -> None:
     def worker(x: jax.Array, common: jax.Array) -> jax.Array:
         for operand in (x, common):
             struct = _vma.like(operand, operand.shape, operand.dtype)
-            kernel = _versions.gpu_kernel(
+            kernel = _gpu.gpu_kernel(
                 double, out_type=(struct, struct), grid={"row": 3}, interpret=INTERPRET_GPU
             )
             results = kernel(operand)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import _versions, block_float, implementation
+from pallas_kernels import _gpu, block_float, implementation
 from pallas_kernels.block_float import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.block_float.reference import FORMATS
 from tests.pallas_kernels.block_float import oracle
@@ -174,7 +174,7 @@ def test_a_config_changes_no_result(platform: str, config: Any, block_size: int)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _versions.MOVES_ROWS, reason="this JAX has no such kernel")
+@pytest.mark.skipif(not _gpu.MOVES_ROWS, reason="this JAX has no such kernel")
 @pytest.mark.parametrize("config", CONFIGS["cuda"], ids=str)
 @pytest.mark.parametrize("block_size", [32, 1024])
 def test_every_config_is_lowered(config: mosaic_gpu.Config, block_size: int) -> None:
@@ -264,7 +264,7 @@ def test_the_kernel_is_lowered(platform: str, block_size: int, dtype: str) -> No
     x = jax.ShapeDtypeStruct((2**17 - 77,), dtype)
     seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
     encode = functools.partial(block_float.encode, block_size=block_size)
-    if platform == "cuda" and not _versions.MOVES_ROWS:
+    if platform == "cuda" and not _gpu.MOVES_ROWS:
         with pytest.raises(NotImplementedError, match=r"JAX 0\.11 or newer"):
             lowered(
                 functools.partial(encode, implementation="mosaic_gpu"), x, seeds, platform=platform

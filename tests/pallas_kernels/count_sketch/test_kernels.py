@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import count_sketch
-from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference, tpu_decode
+from pallas_kernels.count_sketch import mosaic_gpu, mosaic_tpu, reference
 from tests.pallas_kernels.lowering import CALLS, INTERPRET_GPU, INTERPRET_TPU, lowered
 from tests.slow import slow
 
@@ -93,7 +93,7 @@ def test_gpu_kernels(case: Any) -> None:
 @pytest.mark.slow
 def test_a_table_that_does_not_fit_is_made_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three slots in each of two rows, two fit at once; `decode` reads a slot at a time."""
-    monkeypatch.setattr(tpu_decode, "fits", lambda rows, columns: False)
+    monkeypatch.setattr(mosaic_tpu, "fits", lambda rows, columns: False)
     x, config = array(9000, jnp.float32), mosaic_tpu.Config(cells=2 * 1024)
     assert_equal_to_reference("tpu", x, 2, 3 * 1024, 1, "mean", config=config)
 
