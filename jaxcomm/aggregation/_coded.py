@@ -22,12 +22,13 @@ from jaxcomm._contract import (
     Coins,
     Context,
     Diagnostics,
+    Layout,
     Memory,
     PerWorker,
     PyTree,
     require_state,
 )
-from jaxcomm._require import Range, own_weight, weight_dtype
+from jaxcomm._require import Range, own_weight, require_option, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
 from jaxcomm.aggregation._aggregator import require_last_stage
@@ -310,6 +311,7 @@ def coded_mean(
     scope, capacity = division(options, codec)
     options = {**DEFAULTS, **options}
     diagnostics = options["diagnostics"]
+    require_option(codec.layout, "layout", Layout)
     shares_tree = scope == "tree" and codec.layout != "independent"
     if {"or", "equal"} & {*jax.tree.leaves(codec.reduce_statistics)} and (
         shares_tree or codec.layout == "shared_statistics"

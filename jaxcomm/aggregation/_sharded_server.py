@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._axis import require_shards
 from jaxcomm._contract import Aggregator, AxisName, Codec, Coins, PerWorker, PyTree, require_state
-from jaxcomm._require import checked, own_weight, require_axis_name, weight_dtype
+from jaxcomm._require import AboveZero, checked, own_weight, require_axis_name, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import keep_if
@@ -68,7 +68,7 @@ def sharded_server(
     axis_name: AxisName = "data",
     scope: Scope | None = None,
     bucket_bytes: int | None = None,
-    max_norm: float | None = None,
+    max_norm: AboveZero | None = None,
     seed: int | jax.Array = 0,
     key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -156,8 +156,6 @@ def sharded_server(
       <https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu>`_, 2014.
     """
     require_axis_name(axis_name)
-    if max_norm is not None and (not isinstance(max_norm, int | float) or not max_norm > 0):
-        raise ValueError(f"`max_norm` must be a positive Python float, got {max_norm!r}.")
     inner = optax.with_extra_args_support(tx)
     axis = _axis.label(axis_name)
     push_end = end_of(axis_name, push, "push", scope, bucket_bytes)

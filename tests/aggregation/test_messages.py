@@ -74,14 +74,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{name}: an axis first": (
             lambda make=make: make("data"),
-            "`codec` must be a codec, .* got 'data'",
+            "`codec` of .* must be a codec, .* got 'data'",
         )
         for name, make in CODED.items()
     },
     **{
         f"{name}: uncalled": (
             lambda make=make: make(top_k),
-            r"`codec` must be a codec, .* got the function `top_k`: call it, as in `top_k\(...\)`",
+            r"`codec` of .* must be a codec, .* got the function `top_k`: call it",
         )
         for name, make in CODED.items()
     },
@@ -110,12 +110,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     },
     "mean_codec uncalled": (
         lambda: jaxcomm.two_stage_mean(dither(), mean_codec=dither),
-        "`mean_codec` must be a codec, .* got the function `dither`: call it",
+        "`mean_codec` of .* must be a codec, .* got the function `dither`: call it",
     ),
     "votes of an uncalled codec": (lambda: jaxcomm.majority_vote(codec=dither), "call it"),
     "recursive_doubling_mean of a codec": (
         lambda: recursive_doubling_mean(dither()),
-        "`codec_for` must be a function from a number to a codec, got a codec",
+        "`codec_for` must be a function, got a codec",
     ),
     "accumulate of a function": (
         lambda: jaxcomm.accumulate(jaxcomm.qsgd, 4),

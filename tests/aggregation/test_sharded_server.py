@@ -507,7 +507,7 @@ MISTAKES = {
     ),
     "no codec": (
         lambda: jaxcomm.sharded_server(optax.sgd(1.0), pull=jaxcomm.mean()),
-        "`pull` must be a codec, .* got an optax transformation",
+        "`pull` of .* must be a codec, .* got an optax transformation",
     ),
     "no transformation": (
         lambda: jaxcomm.sharded_server(dither()),
@@ -578,12 +578,6 @@ def test_a_norm_that_overflows_is_nan_and_not_zero() -> None:
     huge = {name: np.full_like(x, 1e30) for name, x in gradients_of(3)[0].items()}
     params, _ = trained(jaxcomm.sharded_server(optax.sgd(1.0), max_norm=1.0), 3, [huge])
     assert all(np.isnan(x).all() for x in jax.tree.leaves(params))
-
-
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, np.nan, "1"])
-def test_norms_out_of_range(max_norm: Any) -> None:
-    with pytest.raises(ValueError, match="`max_norm` must be a positive Python float"):
-        jaxcomm.sharded_server(optax.sgd(1.0), max_norm=max_norm)
 
 
 @pytest.mark.slow
