@@ -30,7 +30,7 @@ from jaxcomm.aggregation._rows import (
     mean_of_owned,
     to_slices,
 )
-from jaxcomm.compression._stacked import stacked
+from jaxcomm.compression._blockwise import stacked
 
 
 class Pushed(NamedTuple):

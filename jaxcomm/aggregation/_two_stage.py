@@ -49,7 +49,7 @@ from jaxcomm.aggregation._rows import (
     map_stack,
     mean_of_owned,
 )
-from jaxcomm.compression._stacked import diagnose_each
+from jaxcomm.compression._blockwise import diagnose_each
 
 
 class TwoStageMemory(NamedTuple):

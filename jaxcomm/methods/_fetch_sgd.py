@@ -20,7 +20,7 @@ from jaxcomm.aggregation._exchange import (
     sum_together,
 )
 from jaxcomm.compression._bits import require_countable
-from jaxcomm.compression.feedback._momentum_correction import require_momentum
+from jaxcomm.compression.feedback._momentum import require_momentum
 from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sketches._count_sketch import CountSketchPayload, Hashing
 from jaxcomm.compression.sparsifiers._largest import largest
