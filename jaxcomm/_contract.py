@@ -269,7 +269,7 @@ class Fast(NamedTuple):
     with_residual: Callable[..., tuple[PyTree, Memory, jax.Array]] | None = None
     add: Callable[[Context, PyTree, jax.Array, float], jax.Array] | None = None
     selection: Any = None  # a `Selection` of `compression/sparsifiers`
-    integers: Any = None  # `Integers` of `compression/_integers.py`
+    integers: Any = None  # `Integers` of `compression/_bits.py`
     code: str = ""
     bits: Callable[[Context, PyTree], jax.Array] | None = None
 

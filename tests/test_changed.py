@@ -12,10 +12,10 @@ from tests.changed import PACKAGES, ROOT, changed_since, chosen_rows, imports, m
 
 
 def test_a_file_of_a_few_rows_asks_for_those() -> None:
-    own, _ = chosen_rows(FAMILIES, {"jaxcomm/compression/feedback/_ef21.py"})
-    assert own == {"ef21"}
-    own, shared = chosen_rows(FAMILIES, {"jaxcomm/compression/quantizers/_natural.py"})
-    assert own == {"natural_compression"} and not shared
+    own, _ = chosen_rows(FAMILIES, {"jaxcomm/compression/codes/_rans.py"})
+    assert own == {"rans"}
+    own, shared = chosen_rows(FAMILIES, {"jaxcomm/compression/quantizers/_adaptive_levels.py"})
+    assert own == {"adaptive_levels"} and not shared
 
 
 def test_rows_of_gossip_and_of_local_steps_are_asked_for_too() -> None:

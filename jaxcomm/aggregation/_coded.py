@@ -40,7 +40,7 @@ from jaxcomm.aggregation._exchange import (
     all_finite,
     nowhere_nan,
 )
-from jaxcomm.compression._stacked import stacked
+from jaxcomm.compression._blockwise import stacked
 from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target
 

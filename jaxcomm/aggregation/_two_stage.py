@@ -45,7 +45,7 @@ from jaxcomm.aggregation._rows import (
     push_rows,
     recut_memory,
 )
-from jaxcomm.compression._stacked import diagnose_each
+from jaxcomm.compression._blockwise import diagnose_each
 
 
 class TwoStageMemory(NamedTuple):

@@ -10,12 +10,10 @@ from jaxcomm.compression import (
     sparsifiers,
 )
 from jaxcomm.compression._blockwise import blockwise
-from jaxcomm.compression._chain import chain
+from jaxcomm.compression._chain import chain, reserved
 from jaxcomm.compression._compressed_memory import compressed_memory
-from jaxcomm.compression._cosine import cosine
-from jaxcomm.compression._reserved import reserved
-from jaxcomm.compression._rotated import rotated
 from jaxcomm.compression._scaled import scaled
+from jaxcomm.compression._transforms import cosine, rotated
 
 __all__ = [
     "blockwise",

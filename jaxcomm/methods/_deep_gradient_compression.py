@@ -14,7 +14,7 @@ from jaxcomm._units import require_floating
 from jaxcomm.aggregation import all_gather_mean, warmup
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression.feedback import error_feedback, momentum_correction
-from jaxcomm.compression.feedback._local_clip import clip_together
+from jaxcomm.compression.feedback._momentum import clip_together
 from jaxcomm.compression.sparsifiers import top_k
 
 _WARM_UP_RATIOS = (0.25, 0.0625, 0.015625, 0.004)

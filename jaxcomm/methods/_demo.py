@@ -11,7 +11,7 @@ from jaxcomm._require import Share, checked
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression import sparsifiers
-from jaxcomm.compression._cosine import cosine
+from jaxcomm.compression._transforms import cosine
 from jaxcomm.compression.feedback import error_feedback
 
 

@@ -18,9 +18,14 @@ from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, to_vector
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.compression.sparsifiers._indices import choose_layout, pack_indices, unpack_indices
 from jaxcomm.compression.sparsifiers._largest import largest
-from jaxcomm.compression.sparsifiers._sparse import make_count, to_dense
+from jaxcomm.compression.sparsifiers._sparse import (
+    choose_layout,
+    make_count,
+    pack_indices,
+    to_dense,
+    unpack_indices,
+)
 
 
 class _Entries(NamedTuple):

@@ -12,7 +12,7 @@ from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import power_iteration, projection
-from jaxcomm.compression.low_rank._alternating_projection import Side
+from jaxcomm.compression.low_rank._power_iteration import Side
 from jaxcomm.methods._leaves import require_leaves
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression import _bits
-from jaxcomm.compression.sparsifiers._selection import mark, marked
+from jaxcomm.compression.sparsifiers._largest import mark, marked
 from tests.slow import slow
 
 

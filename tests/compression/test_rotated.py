@@ -10,7 +10,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Coins, Context
 from jaxcomm.compression import blockwise, rotated
-from jaxcomm.compression._rotated import hadamard
+from jaxcomm.compression._transforms import hadamard
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, exponential_dither, min_max_dither
 from jaxcomm.compression.sparsifiers import top_k

@@ -10,7 +10,7 @@ import scipy.fft
 
 import jaxcomm
 from jaxcomm.compression import cosine
-from jaxcomm.compression._cosine import cosine_matrix, cut
+from jaxcomm.compression._transforms import cosine_matrix, cut
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k

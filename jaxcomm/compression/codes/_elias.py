@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm._contract import Codec
-from jaxcomm.compression._integers import Alphabet
+from jaxcomm.compression._bits import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes import _rows
 

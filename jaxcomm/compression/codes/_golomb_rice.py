@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._contract import Codec
-from jaxcomm.compression._integers import Alphabet
+from jaxcomm.compression._bits import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes import _rows
 from jaxcomm.compression.codes._elias import after_zeros, gamma, moments, read_gamma, signed

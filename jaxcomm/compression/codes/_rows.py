@@ -28,7 +28,7 @@ from jaxcomm._contract import (
 )
 from jaxcomm._require import require_codec, require_untraced
 from jaxcomm.compression import _bits, _overflow
-from jaxcomm.compression._integers import Alphabet, Integers
+from jaxcomm.compression._bits import Alphabet, Integers
 from jaxcomm.compression._scaled import contraction_of
 
 SLACK = 64

@@ -1,7 +1,6 @@
 """Low rank: codecs that send thin factors of matrices."""
 
-from jaxcomm.compression.low_rank._alternating_projection import projection
-from jaxcomm.compression.low_rank._power_iteration import power_iteration
+from jaxcomm.compression.low_rank._power_iteration import power_iteration, projection
 from jaxcomm.compression.low_rank._spectral_sampling import spectral_sampling
 
 __all__ = [

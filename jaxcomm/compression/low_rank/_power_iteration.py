@@ -1,13 +1,15 @@
-"""PowerSGD's compressor: one step of a power iteration per training step."""
+"""One step of a power iteration per training step: PowerSGD's, or ACP-SGD's of one factor."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
+from jaxcomm._contract import Claims, Codec, Coins, Context, Fast, Memory, PyTree
+from jaxcomm._require import combine_of, require_codec
 from jaxcomm.compression._means import over_peak
+from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
@@ -162,4 +164,264 @@ def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None
         scope="leaf",
         claims=Claims(contraction=lambda size, workers: 1 / max(size, 1)) if drawn else Claims(),
         fast=Fast(linear=("measure", "encode"), exposes_nonfinite=("measure",), factors=factors),
+    )
+
+
+Side: TypeAlias = Literal["left", "right"]
+
+
+class ProjectionStatistics(NamedTuple):
+    """The statistics of one unit."""
+
+    basis: Any  # float32[columns or rows, rank + drawn], orthonormal, equal on all workers
+    of_factor: PyTree  # those of the factor codec
+
+
+class Factors(NamedTuple):
+    """The last factor of each side, from which the bases of the other side's steps follow."""
+
+    left: Any  # float32[rows, rank]
+    right: Any  # float32[columns, rank]
+
+
+class Projected(NamedTuple):
+    """The payload of one unit, if it is sent exactly or there is no factor codec."""
+
+    values: jax.Array  # float32[rank + drawn, rows or columns], a factor; or the unit itself
+
+
+_EXACT = Codec(
+    encode=lambda context, x: (Projected(x), context.memory),
+    decode=lambda context, payload: payload.values / context.count,
+    combine="sum",
+    fast=Fast(linear=("encode",), exposes_nonfinite=("encode",)),
+)
+
+
+def _of_encode(functions: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in functions if name == "encode")
+
+
+def _require_factor_codec(codec: Codec) -> None:
+    """Raises unless the payloads of factors can be summed, without memory or a capacity."""
+    require_codec(codec, "factor_codec", user="projection")
+    if codec.combine != "sum":
+        raise ValueError(
+            "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
+            f"as `dither(bits=16)`, got {combine_of(codec)}."
+        )
+    _require_no_memory(codec, (1, 1))
+
+
+def _require_no_memory(codec: Codec, shape: tuple[int, ...]) -> None:
+    """Raises if the codec has memory for a factor of this shape, or a capacity."""
+    memory = jax.eval_shape(codec.init, jax.ShapeDtypeStruct(shape, jnp.float32))
+    if jax.tree.leaves(memory) or codec.drop_overflow is not None:
+        raise ValueError(
+            "`factor_codec` must be a codec without memory and without a capacity: the two sides "
+            "have factors of different shapes. Put the feedback outside: "
+            "`error_feedback(projection(..., factor_codec=codec))`."
+        )
+
+
+def _require_small_error(codec: Codec, context: Context, size: int) -> None:
+    """Raises unless the relative error of the factor is below the claim of `projection`.
+
+    Claims refer to the size of the unit, from which the size of its factor does not follow.
+    """
+    delta = contraction_of(codec, context.size, context.workers)
+    if delta is not None and delta * context.size < 0.5:
+        raise ValueError(
+            f"`factor_codec` must have a relative error below 1: otherwise the residual may grow "
+            f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers, "
+            f"of a leaf of {size}, on {context.workers} workers. Use `jaxcomm.compression.scaled`, "
+            "more bits, or smaller blocks, as in `blockwise(dither(bits=16), 64)`."
+        )
+
+
+def _claims(factor_codec: Codec | None) -> Claims:
+    """The claims of a projection with a random direction, which captures 1 / size on average."""
+    if factor_codec is None:
+        return Claims(contraction=lambda size, workers: 1 / max(size, 1))
+    variance, contraction, bounded = factor_codec.claims
+    if variance is None and contraction is None:
+        return Claims(bounded=bounded)
+    return Claims(contraction=lambda size, workers: 1 / (2 * max(size, 1) ** 2))
+
+
+def projection(
+    rank: int, side: Side, *, drawn: int = 1, factor_codec: Codec | None = None
+) -> Codec:
+    r"""Projects a matrix on a basis of one side; the mean is the basis of the other side's step.
+
+    .. math:: \text{right: } B = \operatorname{orth}([Q, R]), \quad P_i = M_i B, \quad
+              \bar M \approx \bar P B^T; \qquad
+              \text{left: } B = \operatorname{orth}([P, R]), \quad Q_i = M_i^T B, \quad
+              \bar M \approx B \bar Q^T
+
+    Here :math:`M_i` is a unit of worker i as a matrix, as in
+    :func:`jaxcomm.compression.low_rank.power_iteration`, :math:`P` and :math:`Q` are the means of
+    the last steps, without their drawn columns, and :math:`R` has `drawn` random columns that all
+    workers draw. All workers have the basis before the step, so one sum over workers suffices. A
+    leaf of one axis is sent exactly, and so is a leaf with a factor that has as many numbers as
+    the leaf.
+
+    With a `factor_codec` :math:`C`, workers send :math:`C(P_i)` or :math:`C(Q_i)`, and the mean of
+    what they send is the factor. Its unit is the transposed factor, `[rank + drawn, rows or
+    columns]`, so that its blocks do not mix columns.
+
+    .. math:: \|M - C(M B) B^T\|^2 = \|M - M B B^T\|^2 + \|M B - C(M B)\|^2
+
+    :func:`jaxcomm.power_sgd` with `alternate=True` uses the two sides in turn.
+
+    Args:
+      rank: The number of columns of the factors, at least 1. Matrices with fewer rows or columns
+        use fewer.
+      side: The side of the basis.
+      drawn: The number of random columns. With 0, the codec makes no claim.
+      factor_codec: The codec of the factors, with `combine="sum"` and without memory, such as
+        `dither(bits=16)`. Default: factors are sent as float32.
+
+    Returns:
+      A biased codec for :func:`jaxcomm.all_reduce_mean`, which claims the `contraction` 1 / size.
+      Its payload has `(rank + drawn) * rows` float32 values for the side `"right"`, and `(rank +
+      drawn) * columns` for `"left"`. It has no statistics to send. With a `factor_codec`, payload
+      and statistics of a factor are those of that codec, and the claim is 1 / (2 size²), if that
+      codec has one.
+
+    Raises:
+      ValueError: If an argument is out of range. When encoding, if the relative error of
+        `factor_codec` may be 1 - 1 / (2 size) or more for the size of the factor.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcomm import Context
+      >>> from jaxcomm.compression.low_rank import projection
+      >>> codec = projection(2, "right")
+      >>> x = jnp.outer(jnp.arange(8.0), jnp.ones(6))
+      >>> context = Context.of(x, memory=codec.init(x))
+      >>> context = context.replace(statistics=codec.measure(context, x))
+      >>> payload, _ = codec.encode(context, x)
+      >>> payload.values.shape
+      (3, 8)
+
+    References:
+      Zhang et al., `Evaluation and Optimization of Gradient Compression for Distributed Deep
+      Learning <https://arxiv.org/abs/2306.08881>`_ (ACP-SGD), 2023.
+
+    Differs from the paper: the random columns are new, factors are divided by the largest magnitude
+    of each column, and Householder reflections orthogonalize.
+    """
+    require_count("rank", rank, 1)
+    require_count("drawn", drawn, 0)
+    if side not in get_args(Side):
+        raise ValueError(f"`side` must be one of {get_args(Side)}, got {side!r}.")
+    if factor_codec is not None:
+        _require_factor_codec(factor_codec)
+    on_right = side == "right"
+    coder = _EXACT if factor_codec is None else factor_codec
+
+    def kept_rank(shape: tuple[int, ...]) -> int:
+        """The columns of a factor in memory; 0 if the unit is sent exactly."""
+        rows, columns = matrix_shape(shape)
+        kept = min(rank, rows, columns)
+        return kept if (kept + drawn) * max(rows, columns) < rows * columns else 0
+
+    def init(x: jax.Array) -> Memory:
+        if not (kept := kept_rank(x.shape)):
+            return Memory()
+        rows, columns = matrix_shape(x.shape)
+        _require_no_memory(coder, (kept + drawn, rows if on_right else columns))
+        key = jax.random.key(0, impl="threefry2x32")  # All workers need the same factors.
+        return Memory(
+            shared=Factors(
+                *(
+                    jax.random.normal(jax.random.fold_in(key, number), (size, kept), jnp.float32)
+                    for number, size in enumerate((rows, columns))
+                )
+            )
+        )
+
+    def of_factor(context: Context) -> Context:
+        """The context of the factor, whose coins are independent of those of the basis."""
+        kept, (rows, columns) = kept_rank(context.shape), matrix_shape(context.shape)
+        measured = context.statistics.of_factor if context.statistics else ()
+        return Context(
+            Coins(*(jax.random.fold_in(key, 1) for key in context.coins)),
+            statistics=measured,
+            workers=context.workers,
+            count=context.count,
+            shape=(kept + drawn, rows if on_right else columns),
+        )
+
+    def basis_of(context: Context) -> jax.Array:
+        factors = context.memory.shared
+        known = factors.right if on_right else factors.left
+        random = jax.random.normal(context.coins.public, (len(known), drawn), jnp.float32)
+        return jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0]
+
+    def project(x: jax.Array, basis: jax.Array) -> jax.Array:
+        """The transposed factor."""
+        if on_right:
+            return product(as_matrix(x), basis).T
+        # On CPUs, `x.T @ basis` takes several times as long. The barriers keep XLA from returning
+        # to it.
+        rows = product(lax.optimization_barrier(basis.T), as_matrix(x))
+        return lax.optimization_barrier(rows)
+
+    def measure(context: Context, x: jax.Array) -> ProjectionStatistics:
+        inner = of_factor(context)
+        if not kept_rank(context.shape):  # Sends no statistics, in the structure of others.
+            one = jnp.zeros((1, 1), jnp.float32)
+            like = jax.eval_shape(lambda: coder.measure(inner.replace(shape=one.shape), one))
+            empty = jax.tree.map(lambda leaf: jnp.zeros(0, leaf.dtype), like)
+            return ProjectionStatistics(jnp.zeros(0, jnp.float32), empty)
+        basis = basis_of(context)
+        return ProjectionStatistics(basis, coder.measure(inner, project(x, basis)))
+
+    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+        if not kept_rank(context.shape):
+            return Projected(x), context.memory
+        inner = of_factor(context)
+        if factor_codec is not None:
+            _require_small_error(factor_codec, inner, x.size)
+        payload, _ = coder.encode(inner, project(x, context.statistics.basis))
+        return payload, context.memory
+
+    def factors(context: Context, payload: PyTree) -> tuple[jax.Array, jax.Array] | None:
+        if not kept_rank(context.shape):
+            return None
+        basis, factor = context.statistics.basis, coder.decode(of_factor(context), payload).T
+        return (factor, basis) if on_right else (basis, factor)
+
+    def finalize(
+        context: Context, payload: PyTree | None, mean: jax.Array
+    ) -> tuple[jax.Array, Memory]:
+        kept = kept_rank(context.shape)
+        if payload is None or not kept:
+            return mean, context.memory
+        factor = coder.decode(of_factor(context.received(context.workers)), payload).T
+        new = factor[:, :kept]  # The columns of the known factor come first.
+        largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
+        before = context.memory.shared
+        old = before.left if on_right else before.right
+        following = jnp.where(largest > 0, over_peak(new, largest), old)  # Zeros would stay zero.
+        after = before._replace(**{"left" if on_right else "right": following})
+        return mean, context.memory._replace(shared=after)
+
+    return Codec(
+        encode=encode,
+        decode=multiplied(factors),
+        init=init,
+        measure=measure,
+        reduce_statistics=ProjectionStatistics("equal", coder.reduce_statistics),
+        finalize=finalize,
+        combine="sum",
+        scope="leaf",
+        claims=_claims(factor_codec) if drawn else Claims(),
+        fast=Fast(
+            linear=_of_encode(coder.fast.linear),
+            exposes_nonfinite=_of_encode(coder.fast.exposes_nonfinite),
+            factors=factors,
+        ),
     )

@@ -1,18 +1,12 @@
 """Quantizers: codecs that send fewer bits per coordinate."""
 
 from jaxcomm.compression.quantizers._adaptive_levels import adaptive_levels
-from jaxcomm.compression.quantizers._block_float import block_float
-from jaxcomm.compression.quantizers._cast import cast, scaled_cast
+from jaxcomm.compression.quantizers._cast import block_float, cast, scaled_cast
 from jaxcomm.compression.quantizers._dither import dither, round_to_levels, variance_constant
-from jaxcomm.compression.quantizers._e3m0 import e3m0
-from jaxcomm.compression.quantizers._exponential import exponential_dither
-from jaxcomm.compression.quantizers._fixed_threshold import fixed_threshold
 from jaxcomm.compression.quantizers._min_max import min_max_dither
-from jaxcomm.compression.quantizers._natural import natural
-from jaxcomm.compression.quantizers._one_bit import one_bit
-from jaxcomm.compression.quantizers._signs import scaled_signs, signs
-from jaxcomm.compression.quantizers._sparse_dither import sparse_dither
-from jaxcomm.compression.quantizers._terngrad import ternary
+from jaxcomm.compression.quantizers._natural import e3m0, exponential_dither, natural
+from jaxcomm.compression.quantizers._signs import fixed_threshold, one_bit, scaled_signs, signs
+from jaxcomm.compression.quantizers._sparse_dither import sparse_dither, ternary
 
 __all__ = [
     "adaptive_levels",

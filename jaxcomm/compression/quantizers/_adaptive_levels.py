@@ -14,7 +14,7 @@ from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import over_peak
 from pallas_kernels._dispatch import nondifferentiable
 
-_SWEEPS = 8
+_SWEEPS, _SAMPLED = 8, 512
 # A level stays at least this fraction of the distance between its two neighbors from either one.
 _MARGIN = 2.0**-8
 
@@ -86,15 +86,15 @@ def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
     return lax.fori_loop(0, _SWEEPS, sweep, start)
 
 
-def _sampled(magnitudes: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def _sampled(magnitudes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first coordinate of each stride, weighted by the stride, and the largest, of weight 1."""
-    stride = -(-magnitudes.size // count)
+    stride = -(-magnitudes.size // _SAMPLED)
     blocks = jnp.pad(magnitudes, (0, -magnitudes.size % stride)).reshape(-1, stride)
     sample = jnp.concatenate([blocks[:, 0], jnp.max(blocks, axis=1)])
     return sample, jnp.repeat(jnp.array([stride, 1], jnp.float32), len(blocks))
 
 
-def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
+def adaptive_levels(*, levels: int = 3) -> Codec:
     r"""Unbiased stochastic rounding to levels fitted to the array for least variance.
 
     .. math:: Q(x)_j = \operatorname{sgn}(x_j) \cdot \begin{cases}
@@ -106,7 +106,9 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
               \le \frac{\sqrt d - 1}{2} \|x\|^2
 
     with :math:`0 = l_0 < l_1 < \ldots < l_s = \max |x|`. In each step, coordinate descent chooses
-    the levels between 0 and the maximum. It minimizes the variance of a sample of the coordinates.
+    the levels between 0 and the maximum. It minimizes the variance of a sample of 512 coordinates
+    at equal strides, each with the weight of its stride. The largest coordinate of each stride is
+    added: the sample would otherwise miss the few that cause most of the variance.
     The codec is unbiased and the bound holds for any levels: with :math:`m = \max |x|` each term is
     at most :math:`(m - |x_j|) |x_j|`, the variance of ternary codes. The bound does not show the
     gain in practice: if few coordinates are large and many small, equally spaced levels are rarely
@@ -117,10 +119,6 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
     Args:
       levels: :math:`s`, the number of positive levels; a Python int of at most 127. 1, 3, 7, ...
         use all codes of their width.
-      sample_size: The number of coordinates, at equal strides, to which the levels are fitted.
-        Each has the weight of its stride. The largest coordinate of each stride is added: the
-        sample would otherwise miss the few large coordinates that cause most of the variance. A
-        Python int.
 
     Returns:
       An unbiased codec that states its `variance`. The levels are its statistic,
@@ -147,12 +145,11 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
     fits a truncated normal distribution to all buckets from time to time. Norms are largest
     magnitudes; no Huffman code follows.
     """
-    for name, value, most in (("levels", levels, 127), ("sample_size", sample_size, 2**20)):
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ValueError(
-                f"`{name}` must be a Python int in [1, {most}], got {value!r}: it decides shapes. "
-                f"Under `optax.inject_hyperparams` pass `static_args=({name!r},)`."
-            )
+    if not isinstance(levels, int) or isinstance(levels, bool) or not 1 <= levels <= 127:
+        raise ValueError(
+            f"`levels` must be a Python int in [1, 127], got {levels!r}: it decides shapes. Under "
+            "`optax.inject_hyperparams` pass `static_args=('levels',)`."
+        )
     bits = (2 * levels + 1).bit_length()
 
     def measure(context: Context, x: jax.Array) -> Levels:
@@ -160,7 +157,7 @@ def adaptive_levels(*, levels: int = 3, sample_size: int = 512) -> Codec:
         peak = jnp.max(magnitudes, initial=0)
         if levels == 1 or not x.size:
             return Levels(jnp.broadcast_to(peak, (levels,)))
-        drawn, weights = _sampled(magnitudes, sample_size)
+        drawn, weights = _sampled(magnitudes)
         unit = over_peak(drawn, peak)
         # The last level is 1, so the largest one is exactly the peak.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
-from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
+from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
 from jaxcomm.compression._means import over_peak
 from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import pack as pack_fields

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
-from jaxcomm.compression._integers import Alphabet, Integers, rounded_normal
+from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
 from jaxcomm.compression.quantizers._dither import round_to_levels, small_peak
 from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import bits_for_sum, pack, unpack

@@ -1,10 +1,11 @@
 """Proximal steps: weights and updates with exact zeros, which sparsifiers send exactly."""
 
 from jaxcomm.compression.regularizers._penalties import block_lasso, group_lasso, l1
-from jaxcomm.compression.regularizers._proximal import Regularizer, proximal
-from jaxcomm.compression.regularizers._thresholds import (
+from jaxcomm.compression.regularizers._proximal import (
+    Regularizer,
     block_soft_threshold,
     group_soft_threshold,
+    proximal,
     soft_threshold,
 )
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxcomm._contract import PyTree
 from jaxcomm._require import remedy
 from jaxcomm.compression._means import over_peak
-from jaxcomm.compression.regularizers._proximal import Regularizer
-from jaxcomm.compression.regularizers._thresholds import (
+from jaxcomm.compression.regularizers._proximal import (
+    Regularizer,
     block_soft_threshold,
     group_soft_threshold,
     soft_threshold,

@@ -1,4 +1,19 @@
-"""A count-sketch of chosen parts of an array: the table cells of their coordinates."""
+"""A count-sketch of chosen parts of an array: the table cells of their coordinates.
+
+Peeling solves it for its values, with known support and hashes.
+
+A cell with only one unsolved coordinate contains its exact value. The value is subtracted from the
+other cells of the coordinate; some of these then contain only one unsolved coordinate, and so on.
+Take :math:`K` coordinates, three hashes and at least :math:`1.222 K` cells, the threshold at which
+a random hypergraph has no core. Then all coordinates are solved, except with a probability that
+vanishes as :math:`K` grows.
+
+References:
+  Molloy, `Cores in random hypergraphs and Boolean formulas <https://doi.org/10.1002/rsa.20061>`_,
+  2005.
+  Eppstein and Goodrich, `Straggler Identification in Round-Trip Data Streams via Newton's
+  Identities and Invertible Bloom Filters <https://arxiv.org/abs/0704.3313>`_, 2011.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,8 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxcomm import _noise
+from jaxcomm import _axis, _noise
 from jaxcomm.compression import _support
 from jaxcomm.compression._support import Granularity, Parts
 from pallas_kernels.count_sketch import ESTIMATES, locations
@@ -128,3 +144,130 @@ def estimate(table: jax.Array, cells: Cells, how: str) -> jax.Array:
     values = table.at[cells.where].get(mode="promise_in_bounds")
     rows = [*jnp.where(cells.sign < 0, -values, values)]
     return ESTIMATES[how](rows)
+
+
+SHRINK = (1.0, 0.5, 0.25, 0.125)
+"""The capacity of each stage, as a fraction of all coordinates. It starts when they fit."""
+
+FEWEST = 2**15  # For fewer coordinates, more than one stage does not pay off.
+
+
+class Peeled(NamedTuple):
+    """The result of peeling a table."""
+
+    values: jax.Array  # [n], of the table's dtype; 0 where not solved
+    solved: jax.Array  # bool[n]
+    rest: jax.Array  # [cells], the table without the solved coordinates
+    rounds: jax.Array  # int32[]
+
+
+class _State(NamedTuple):
+    """The coordinates of a stage, and the table."""
+
+    solved: jax.Array  # bool[m]
+    values: jax.Array  # [m]
+    table: jax.Array  # [cells]
+    degree: jax.Array  # int32[cells], the number of unsolved coordinates in each cell
+    rounds: jax.Array  # int32[]
+    found: jax.Array  # int32[], coordinates solved in the last round
+
+
+def _signed(value: jax.Array, sign: jax.Array) -> jax.Array:
+    return jnp.where(sign < 0, -value, value)
+
+
+def _round(
+    cells: jax.Array, signs: jax.Array, wrap: Callable[[jax.Array], jax.Array], state: _State
+) -> _State:
+    """Solves each coordinate that is the only unsolved one in one of its cells."""
+    single = (state.degree[cells] == 1) & ~state.solved[None]
+    cell_values = wrap(_signed(state.table[cells], signs))
+    value, new = jnp.zeros_like(state.values), jnp.zeros_like(state.solved)
+    for row in range(len(cells)):
+        value = jnp.where(single[row] & ~new, cell_values[row], value)
+        new = new | single[row]
+    removed = -_signed(value[None], signs)
+    fewer = jnp.broadcast_to(-new.astype(jnp.int32)[None], cells.shape)
+    table = state.table.at[cells].add(removed, mode="promise_in_bounds")
+    degree = state.degree.at[cells].add(fewer, mode="promise_in_bounds")
+    return _State(
+        state.solved | new,
+        jnp.where(new, value, state.values),
+        table,
+        degree,
+        state.rounds + 1,
+        jnp.sum(new, dtype=jnp.int32),
+    )
+
+
+def peel(
+    table: jax.Array,
+    cells: jax.Array,
+    signs: jax.Array,
+    real: jax.Array,
+    wrap: Callable[[jax.Array], jax.Array] = lambda value: value,
+) -> Peeled:
+    """Solves for the coordinates that `real` marks.
+
+    Args:
+      table: float32[cells] or int32[cells].
+      cells: int32[rows, n], the cells of each coordinate, one in each row.
+      signs: int32[rows, n], -1 or 1.
+      real: bool[n], which entries are coordinates, and not padding.
+      wrap: For a table modulo a number, maps a cell to the value that it represents.
+    """
+    size = real.size
+    # Loop carries must vary over the same mesh axes as the table.
+    table, real = (_axis.varying_like(x, (table, cells, real)) for x in (table, real))
+    degree = jnp.zeros_like(table, jnp.int32)
+    each = jnp.broadcast_to(real.astype(jnp.int32)[None], cells.shape)
+    degree = degree.at[cells].add(each, mode="promise_in_bounds")
+    solved, values = ~real, jnp.zeros_like(real, table.dtype)
+    rounds = jnp.sum(degree[:0], dtype=degree.dtype)
+    left = jnp.sum(real, dtype=jnp.int32)
+    stages = SHRINK if size >= FEWEST else SHRINK[:1]
+    for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
+        room, enough = int(part * size), int(next_part * size)
+        whole = room == size
+        stage_cells, stage_signs, stage_solved, stage_values = cells, signs, solved, values
+        if not whole:
+            (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
+            stage_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
+            stage_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
+            stage_solved = chosen == size
+            stage_values = values.at[chosen].get(mode="fill", fill_value=0)
+        state = _State(stage_solved, stage_values, table, degree, rounds, left)
+
+        def unfinished(loop: tuple[jax.Array, _State], enough: int = enough) -> jax.Array:
+            left, state = loop
+            return (left > enough) & (state.found > 0)
+
+        def step(
+            loop: tuple[jax.Array, _State],
+            cells: jax.Array = stage_cells,
+            signs: jax.Array = stage_signs,
+        ) -> tuple[jax.Array, _State]:
+            left, state = loop
+            state = _round(cells, signs, wrap, state)
+            return left - state.found, state
+
+        left, state = lax.while_loop(unfinished, step, (left, state))
+        if whole:
+            solved, values = state.solved, state.values
+        else:
+            solved = solved.at[chosen].set(state.solved, mode="drop")
+            values = values.at[chosen].set(state.values, mode="drop")
+        table, degree, rounds = state.table, state.degree, state.rounds
+    return Peeled(values, solved & real, table, rounds)
+
+
+def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
+    """The number of coordinates of the union that peeling `room` parts does not solve."""
+    if not sketch.parts.size:
+        return jnp.zeros((), jnp.float32)
+    chosen = _support.window(support, public, room, sketch.parts)
+    real = _support.real(chosen, sketch.parts)
+    cells = cells_of(sketch, public, chosen)
+    solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved
+    union = _support.coordinates_in(support, sketch.parts)
+    return jnp.maximum(union - jnp.sum(solved, dtype=jnp.float32), 0)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxcomm import Codec, Context, Fast
 from jaxcomm.compression import _bits
-from jaxcomm.compression._integers import Alphabet, Integers
+from jaxcomm.compression._bits import Alphabet, Integers
 from jaxcomm.compression.codes import elias, golomb_rice, rans
 from tests import bit_by_bit
 from tests.slow import slow

@@ -7,7 +7,7 @@ import pytest
 import jaxcomm
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.low_rank import _spectral_sampling, spectral_sampling
-from jaxcomm.compression.sparsifiers import _wangni
+from jaxcomm.compression.sparsifiers import _random_k
 from tests.laws.test_contraction import compressed
 from tests.low_rank import atomo_probabilities
 from tests.workers import aggregator, initial
@@ -39,7 +39,7 @@ def test_probabilities_are_those_of_the_paper(rank: int, size: int, kind: str) -
 def test_of_entries_they_are_those_of_wangni(k: int) -> None:
     x = np.random.default_rng(k).normal(size=64).astype(np.float32)
     order = np.argsort(-np.abs(x))
-    codes = np.asarray(_wangni._codes(jnp.asarray(x), k), np.float64)[order]
+    codes = np.asarray(_random_k._codes(jnp.asarray(x), k), np.float64)[order]
     expected = atomo_probabilities(np.abs(x[order]).astype(np.float64), k)
     np.testing.assert_allclose(codes / 2.0 ** _systematic.digits(k), expected, rtol=1e-5, atol=1e-6)
 

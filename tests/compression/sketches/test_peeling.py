@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.compression.sketches._peeling import Peeled, peel
+from jaxcomm.compression.sketches._cells import Peeled, peel
 from tests.slow import slow
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.compression.sparsifiers._indices import (
+from jaxcomm.compression.sparsifiers._sparse import (
     IndexCode,
     choose_layout,
     pack_indices,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxcomm.compression.sparsifiers import _largest, _selection
+from jaxcomm.compression.sparsifiers import _largest
 from jaxcomm.compression.sparsifiers._largest import by_sample, by_sort, by_threshold, largest
 
 SIZE = 1003
@@ -68,7 +68,7 @@ def in_order(magnitudes: np.ndarray, k: int) -> np.ndarray:
 
 
 WIDE = 2**17 + 77  # No multiple of anything.
-STRIDE = _selection._plan(WIDE, WIDE // 100).stride
+STRIDE = _largest._plan(WIDE, WIDE // 100).stride
 DRAWN = np.abs(np.random.default_rng(1).standard_normal(WIDE)).astype(np.float32)
 PLACES = np.arange(WIDE)
 OFTEN_MISSED = {
@@ -134,7 +134,7 @@ def test_a_sample_on_a_mesh_in_a_loop() -> None:
 def test_as_many_as_are_told_while_running(k: int) -> None:
     numbers = np.where(PLACES[:200] % 3, PLACES[:200] % 7, 0).astype(np.uint32)
     expected = in_order(numbers.astype(np.float64), k)
-    taken = jax.jit(_selection.take_largest)(jnp.asarray(numbers), jnp.int32(k))
+    taken = jax.jit(_largest.take_largest)(jnp.asarray(numbers), jnp.int32(k))
     np.testing.assert_array_equal(np.flatnonzero(taken), expected[numbers[expected] > 0])
 
 
@@ -145,7 +145,7 @@ def test_places_of_marks_beyond_the_room_and_of_none() -> None:
         expected = np.full(room, WIDE)
         found = np.flatnonzero(wanted)[:room]
         expected[: found.size] = found
-        np.testing.assert_array_equal(_selection.places(jnp.asarray(wanted), room), expected)
+        np.testing.assert_array_equal(_largest.places(jnp.asarray(wanted), room), expected)
 
 
 def test_a_sample_sorts_nothing() -> None:

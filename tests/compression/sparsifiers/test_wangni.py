@@ -7,7 +7,7 @@ import pytest
 
 from jaxcomm import Coins
 from jaxcomm.compression import _systematic
-from jaxcomm.compression.sparsifiers import _wangni, random_k, wangni
+from jaxcomm.compression.sparsifiers import _random_k, random_k, wangni
 from tests.cases._sampled import wangni_probabilities
 from tests.codecs import context_of, send
 from tests.laws.test_contraction import compressed
@@ -24,7 +24,7 @@ def heavy(size: int) -> np.ndarray:
 )
 def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
     x = heavy(size)
-    codes = np.asarray(_wangni._codes(jnp.asarray(x), k), np.float64)
+    codes = np.asarray(_random_k._codes(jnp.asarray(x), k), np.float64)
     one = 2.0 ** _systematic.digits(k)
     expected = wangni_probabilities(x.astype(np.float64), k)
     np.testing.assert_allclose(codes / one, expected, rtol=1e-5, atol=1 / one)
@@ -35,7 +35,7 @@ def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
 def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
     one = 2 ** _systematic.digits(k)
     assert one >= 8 and 2**30 < k * one <= 2**31
-    assert 2**31 + _wangni.MOST_COORDINATES < 2**32
+    assert 2**31 + _random_k.MOST_COORDINATES < 2**32
 
 
 def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch) -> None:
