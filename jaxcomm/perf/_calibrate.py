@@ -21,9 +21,6 @@ from jaxcomm.perf._recommended import recommended
 from jaxcomm.scheduling._times import require_number
 from jaxcomm.wire import Collective
 
-SIDE, LEAVES = 1024, 4
-"""The update that is timed: square matrices, since low-rank methods factor matrices."""
-
 SENT_BYTES = (2**12, 2**16, 2**19, 2**21)
 """The bytes that a worker sends in each collective that is timed, about."""
 
@@ -220,7 +217,8 @@ def calibrate(
     }
     device = next(each for each in mesh.devices.flat if each.process_index == jax.process_index())
     draw = np.random.default_rng(0).standard_normal
-    updates = {f"matrix_{i}": draw((SIDE, SIDE), np.float32) for i in range(LEAVES)}
+    # Square matrices, since low-rank methods factor matrices.
+    updates = {f"matrix_{i}": draw((1024, 1024), np.float32) for i in range(4)}
     own = codec_seconds(methods, device, axis_name, repeats, updates)
     codecs = dict(zip(own, slowest([*own.values()]), strict=True))
     return Calibration(links, codecs, device.device_kind, jax.__version__)

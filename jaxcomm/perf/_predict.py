@@ -109,11 +109,9 @@ def shapes_of(params: PyTree) -> PyTree:
     """The shapes and dtypes of parameters.
 
     Raises:
-      ValueError: If a leaf is not an array, or there is none.
+      ValueError: If a leaf is not an array.
     """
     require_arrays(params, "params")
-    if not jax.tree.leaves(params):
-        raise ValueError("`params` must have at least one array, got an empty tree.")
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
 
 
@@ -167,9 +165,7 @@ def network_seconds(account: Account, link: LinkLike, share: float) -> float:
       ValueError: If a loop of unknown length sends, or an axis has no link.
     """
     if account.unbounded:
-        raise ValueError(
-            "A loop of unknown length sends in each iteration, so the time is unknown."
-        )
+        raise ValueError("A loop of unknown length sends each time, so the time is unknown.")
     measured = _calibrated(link, {axis for c in account.collectives for axis in c.axes})
 
     def parts(c: Collective) -> tuple[float, float]:
@@ -270,9 +266,7 @@ def predict(
     if isinstance(program, Account):
         account = program
     elif hasattr(program, "init"):
-        sizes = worker_axes(
-            dict(workers.shape) if isinstance(workers, Mesh) else workers, axis_name
-        )
+        sizes = worker_axes(workers.shape if isinstance(workers, Mesh) else workers, axis_name)
         leaves, structure = jax.tree.flatten(shapes)
         account, state_bytes = traced(program, tuple(leaves), structure, tuple(sizes.items()))
     else:

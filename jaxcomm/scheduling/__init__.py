@@ -11,16 +11,19 @@
 
 from jaxcomm.scheduling._backward_order import backward_order, estimated_times
 from jaxcomm.scheduling._layers import aggregate_in_backward
-from jaxcomm.scheduling._merge_plan import merge_plan
-from jaxcomm.scheduling._plan import Plan, at_end_plan, bucket_plan, wait_free_plan
-from jaxcomm.scheduling._priority import priority_plan
-from jaxcomm.scheduling._sparsified import sparsified_plan
-from jaxcomm.scheduling._timeline import Timeline, TimelineEvent, timeline
+from jaxcomm.scheduling._plans import (
+    at_end_plan,
+    bucket_plan,
+    merge_plan,
+    priority_plan,
+    sparsified_plan,
+    wait_free_plan,
+)
+from jaxcomm.scheduling._timeline import Plan, Timeline, timeline
 from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ring_link
 from jaxcomm.scheduling._wait_free import wait_free
 
 __all__ = [
-    "TimelineEvent",
     "LayerTimes",
     "AlphaBeta",
     "Plan",

@@ -6,79 +6,66 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import define_prng_impl
 
 from jaxcomm import _axis
 from jaxcomm._contract import PyTree
-from jaxcomm.scheduling._as_floats import as_floats
 
 Aggregate = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 """`(gradient of a layer, state, params, extra arguments) -> (mean, next state)`."""
 
 
-_GUARD = "unsafe_rbg"
-"""A kind of keys that losses do not use, so that an error that names it is about a guard."""
+def _word(*args: Any) -> jax.Array:
+    return jnp.zeros(1, jnp.uint32)
 
 
-class _Hook:
-    """The identity on the parameters of a layer, whose derivative aggregates."""
+_GUARD = define_prng_impl(
+    key_shape=(1,),
+    seed=_word,
+    split=_word,
+    random_bits=_word,
+    fold_in=_word,
+    name="layers of wait_free",
+    tag="the loss must not compute with stacked layers: `aggregate_in_backward` returns one layer",
+)
+"""Keys whose dtype says, in the errors of JAX, what a loss did wrong that computes with them."""
 
-    def __init__(
-        self,
-        aggregate: Aggregate,
-        restore: Callable[[PyTree], PyTree],
-        joined: Callable[[PyTree, PyTree], PyTree],
-        axes: tuple[str, ...],
-        shapes: PyTree,
-        dtypes: list[Any],
-        where: str,
-    ):
-        self.shapes, self.dtypes, self.where = shapes, dtypes, where
 
-        @jax.custom_vjp
-        def local(params: PyTree, carried: PyTree) -> PyTree:
-            return _axis.local_params(params, axis_name=axes)
+def _packed(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """A leaf as floats, and what restores it from them, or from slices of them.
 
-        def forward(params: PyTree, carried: PyTree) -> tuple[PyTree, Any]:
-            return _axis.local_params(params, axis_name=axes), (params, carried)
+    JAX differentiates with respect to floating-point arrays only. Integers are carried as float32
+    values from 0 to 65535, which keep their value when zeros are added to them; a bitcast would
+    not, since a CPU may flush what is a denormal float. Integers of 4 or 8 bytes, and keys, have
+    one more dimension, the last one.
+    """
+    dtype = x.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        words, restore = _packed(jax.random.key_data(x))
+        kind = jax.random.key_impl(x)
+        return words, lambda floats: jax.random.wrap_key_data(restore(floats), impl=kind)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return x, lambda floats: floats
+    if dtype.itemsize <= 2:
+        return x.astype(jnp.float32), lambda floats: floats.astype(dtype)
+    halves = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.float32)
+    return halves, lambda floats: lax.bitcast_convert_type(floats.astype(jnp.uint16), dtype)
 
-        def backward(residuals: Any, gradient: PyTree) -> tuple[PyTree, PyTree]:
-            params, carried = residuals
-            state, extra = restore(carried["given"])
-            mean, after = aggregate(joined(gradient, carried["earlier"]), state, params, extra)
-            floats, _ = as_floats((after, extra))
-            zeros = jax.tree.map(_zeros, carried)
-            uses = jnp.ones_like(carried["uses"])
-            mean = jax.tree.map(
-                _axis.varying_like, mean, params
-            )  # Parameters may differ by worker.
-            return mean, {**zeros, "given": (floats[0], zeros["given"][1]), "uses": uses}
 
-        local.defvjp(forward, backward)
-        self.local = local
+def as_floats(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """State as floats, so that it may enter a differentiated function; what restores the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    packed = [*map(_packed, leaves)]
 
-    def __call__(self, params: PyTree, carried: PyTree) -> PyTree:
-        shapes = jax.tree.map(jnp.shape, params)
-        if shapes != self.shapes:
-            raise ValueError(
-                f"`aggregate_in_backward` takes one layer of {self.where}, with leaves of shapes "
-                f"{self.shapes}, got {shapes}. Call it in the body of `jax.lax.scan` over layers."
-            )
-        if _dtypes((params, carried)) != self.dtypes:
-            raise ValueError(computed_with(self.where))
-        return self.local(params, carried)
+    def restore(floats: PyTree) -> PyTree:
+        parts = zip(packed, jax.tree.leaves(floats), strict=True)
+        return jax.tree.unflatten(structure, [back(part) for (_, back), part in parts])
+
+    return jax.tree.unflatten(structure, [floats for floats, _ in packed]), restore
 
 
 def _dtypes(tree: PyTree) -> list[Any]:
     return [x.dtype for x in jax.tree.leaves(tree)]
-
-
-def computed_with(where: str) -> str:
-    """The message for a loss that computes with stacked layers instead of one layer."""
-    return (
-        f"`wait_free` aggregates {where} layer by layer, so the loss must not compute with stacked "
-        "layers, as in a cast or a norm of all parameters: do so with the layer that "
-        "`aggregate_in_backward` returns, or decay weights in the optimizer."
-    )
 
 
 def _zeros(x: jax.Array) -> jax.Array:
@@ -89,34 +76,25 @@ def _zeros(x: jax.Array) -> jax.Array:
 class Layers:
     """Stacked layers with their state, in place of their parameters in the loss."""
 
-    def __init__(self, params: PyTree, carried: PyTree, hook: _Hook, guards: PyTree = None):
-        self.params, self.carried, self.hook, self.guards = params, carried, hook, guards
+    def __init__(self, params: PyTree, carried: PyTree, guards: PyTree, hook: Any, where: str):
+        self.params, self.carried, self.guards = params, carried, guards
+        self.hook, self.where = hook, where
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree, PyTree], _Hook]:
+    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[Any, str]]:
         """The arrays, which a scan slices, and the hook."""
-        return (self.params, self.carried, self.guards), self.hook
+        return (self.params, self.carried, self.guards), (self.hook, self.where)
 
     @classmethod
-    def tree_unflatten(cls, hook: _Hook, children: tuple[PyTree, PyTree, PyTree]) -> "Layers":
+    def tree_unflatten(
+        cls, hook: tuple[Any, str], children: tuple[PyTree, PyTree, PyTree]
+    ) -> "Layers":
         """The inverse of `tree_flatten`."""
-        params, carried, guards = children
-        return cls(params, carried, hook, guards)
-
-    def guarded(self) -> "Layers":
-        """With a random key beside each leaf, so that JAX refuses to compute with all leaves.
-
-        Otherwise a norm of all parameters would include the state, and add to its derivative.
-        """
-        key = jax.random.key(0, impl=_GUARD)
-        guards = jax.tree.map(
-            lambda x: jnp.broadcast_to(key, (len(x), *[1] * (x.ndim - 1))), self.params
-        )
-        return Layers(self.params, self.carried, self.hook, guards)
+        return cls(*children, *hook)
 
     def __getitem__(self, key: object) -> NoReturn:
         """Raises: the parameters are those that `aggregate_in_backward` returns."""
         raise ValueError(
-            f"`wait_free` aggregates {self.hook.where} layer by layer, so the loss must pass each "
+            f"`wait_free` aggregates {self.where} layer by layer, so the loss must pass each "
             "layer through `layer = jaxcomm.scheduling.aggregate_in_backward(layer)` before it "
             "uses it."
         )
@@ -155,27 +133,62 @@ def hooked(
     carried = {"given": floats, "earlier": earlier, "uses": uses}
     shapes = jax.tree.map(lambda x: x.shape[1:], params)
     dtypes = _dtypes((params, carried))
-    return Layers(params, carried, _Hook(aggregate, restore, joined, axes, shapes, dtypes, where))
+
+    @jax.custom_vjp
+    def local(params: PyTree, carried: PyTree) -> PyTree:
+        return _axis.local_params(params, axis_name=axes)
+
+    def forward(params: PyTree, carried: PyTree) -> tuple[PyTree, Any]:
+        return _axis.local_params(params, axis_name=axes), (params, carried)
+
+    def backward(residuals: Any, gradient: PyTree) -> tuple[PyTree, PyTree]:
+        params, carried = residuals
+        state, extra = restore(carried["given"])
+        mean, after = aggregate(joined(gradient, carried["earlier"]), state, params, extra)
+        floats, _ = as_floats((after, extra))
+        zeros = jax.tree.map(_zeros, carried)
+        uses = jnp.ones_like(carried["uses"])
+        mean = jax.tree.map(_axis.varying_like, mean, params)  # Parameters may differ by worker.
+        return mean, {**zeros, "given": (floats[0], zeros["given"][1]), "uses": uses}
+
+    local.defvjp(forward, backward)
+
+    def hook(params: PyTree, carried: PyTree) -> PyTree:
+        found = jax.tree.map(jnp.shape, params)
+        if found != shapes:
+            raise ValueError(
+                f"`aggregate_in_backward` takes one layer of {where}, with leaves of shapes "
+                f"{shapes}, got {found}. Call it in the body of `jax.lax.scan` over layers."
+            )
+        if _dtypes((params, carried)) != dtypes:
+            raise ValueError(
+                f"`wait_free` aggregates {where} layer by layer, so the loss must not compute with "
+                "stacked layers, as in a cast of all parameters: do so with the layer that "
+                "`aggregate_in_backward` returns."
+            )
+        return local(params, carried)
+
+    return Layers(params, carried, None, hook, where)
 
 
 def guarded(params: PyTree) -> PyTree:
-    """The parameters of a loss, with guards in `Layers`."""
-    is_layers = lambda node: isinstance(node, Layers)  # noqa: E731
-    return jax.tree.map(lambda x: x.guarded() if is_layers(x) else x, params, is_leaf=is_layers)
+    """The parameters of a loss, with a key beside each leaf of `Layers`.
 
+    So JAX refuses to compute with all leaves. Otherwise a norm of all parameters would include the
+    state, and add to its derivative.
+    """
+    key = jax.random.key(0, impl=_GUARD)
 
-def naming_guards(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, whose errors about a guard name their cause."""
+    def beside(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(key, (len(x), *[1] * (x.ndim - 1)))
 
-    def named(*args: Any) -> Any:
-        try:
-            return fn(*args)
-        except Exception as error:
-            if "key<urbg>" in str(error):
-                raise ValueError(computed_with("stacked parameters")) from error
-            raise
+    def guard(node: Any) -> Any:
+        if not isinstance(node, Layers):
+            return node
+        keys = jax.tree.map(beside, node.params)
+        return Layers(node.params, node.carried, keys, node.hook, node.where)
 
-    return named
+    return jax.tree.map(guard, params, is_leaf=lambda node: isinstance(node, Layers))
 
 
 def aggregated(gradient: Layers, state: PyTree) -> tuple[PyTree, PyTree]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,23 +43,6 @@ def _by_size(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
         groups[-1].append(path)
         filled += size
     return groups
-
-
-def as_groups(plan: Iterable[Iterable[str]]) -> list[list[str]]:
-    """The groups of a plan as lists.
-
-    Raises:
-      ValueError: If it has no groups.
-    """
-    try:
-        each = [*plan]
-        if any(isinstance(group, str) for group in (plan, *each)):
-            raise TypeError
-        return [[*group] for group in each]
-    except TypeError:
-        raise ValueError(
-            f"`plan` must be groups of paths, such as [[\"['w']\"]], got {plan!r}."
-        ) from None
 
 
 def _checked(plan: Sequence[Sequence[str]], paths: set[str]) -> list[list[str]]:
@@ -141,12 +124,10 @@ def _marked(path: tuple[Any, ...], flag: object, subtree: PyTree) -> PyTree:
 
 
 def workers_first(state: PyTree) -> PyTree:
-    """State of stacked layers: `PerWorker` leaves from `[layers, 1, ...]` to `[1, layers, ...]`."""
+    """State of stacked layers, its `PerWorker` leaves `[1, layers, ...]`, not `[layers, 1, ...]`.
+
+    It is its own inverse.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, x: jnp.moveaxis(x, 1, 0) if _axis.per_worker_axes(path) else x, state
     )
-
-
-def layers_first(state: PyTree) -> PyTree:
-    """The inverse of `workers_first`."""
-    return workers_first(state)

@@ -6,8 +6,48 @@ import heapq
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from jaxcomm.scheduling._plan import Plan, require_plan
-from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, require_link, require_times
+from jaxcomm.scheduling._times import AlphaBeta, LayerTimes
+
+
+class Plan(NamedTuple):
+    """Which layers travel in one message, and in which order.
+
+    Layers are positions in the :class:`LayerTimes` of the plan, so in backward order.
+
+    Attributes:
+      groups: The layers of each message. A message is ready when its layers are encoded.
+      sizes: The bytes that each layer sends.
+      parts: Into how many equal parts each message is cut; the link may change to another message
+        between two parts.
+      priorities: A number per message: of the messages that are ready, the link takes the one with
+        the smallest. Among equal ones it takes the one that was ready first.
+      ratios: The fraction of the coordinates that each layer sends.
+      overlap: Whether a message may be sent during the backward pass, or all wait for its end.
+      barrier: Whether the next forward pass waits for all layers, or each layer for its own.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[float, ...]
+    parts: tuple[int, ...]
+    priorities: tuple[int, ...]
+    ratios: tuple[float, ...]
+    overlap: bool = True
+    barrier: bool = True
+
+    @property
+    def messages(self) -> int:
+        """The number of messages of a step; each part is one."""
+        return sum(self.parts)
+
+    def named(self, times: LayerTimes) -> tuple[tuple[str, ...], ...]:
+        """The groups by the names of their layers, for the `plan` of :func:`wait_free`."""
+        names = times.names
+        return tuple(tuple(names[layer] for layer in group) for group in self.groups)
+
+    def message_bytes(self, group: int) -> float:
+        """The bytes of a group, in all of its parts."""
+        return sum(self.sizes[layer] for layer in self.groups[group])
+
 
 Kind = Literal["backward", "encode", "send", "decode", "forward"]
 
@@ -128,11 +168,10 @@ def _forward(compute: _Compute, times: LayerTimes, plan: Plan, arrived: list[flo
     first; then the decoding of the group that the forward pass needs first.
     """
     group_of = {layer: number for number, group in enumerate(plan.groups) for layer in group}
-    decoded: set[int] = set()
     to_decode = set(range(len(plan.groups)))
     layer = len(times) - 1
     while layer >= 0 or to_decode:
-        is_free = not to_decode if plan.barrier else layer >= 0 and group_of[layer] in decoded
+        is_free = not to_decode if plan.barrier else layer >= 0 and group_of[layer] not in to_decode
         if is_free:
             compute.run("forward", (layer,), times.forward[layer])
             layer -= 1
@@ -145,7 +184,6 @@ def _forward(compute: _Compute, times: LayerTimes, plan: Plan, arrived: list[flo
         layers = plan.groups[group]
         compute.run("decode", layers, sum(times.decode[each] for each in layers))
         to_decode.remove(group)
-        decoded.add(group)
 
 
 def timeline(times: LayerTimes, link: AlphaBeta, plan: Plan) -> Timeline:
@@ -179,10 +217,15 @@ def timeline(times: LayerTimes, link: AlphaBeta, plan: Plan) -> Timeline:
       >>> round(late.step_seconds, 4), round(early.step_seconds, 4)
       (0.019, 0.017)
     """
-    require_plan(plan, require_times(times))
+    layers = sorted(layer for group in plan.groups for layer in group)
+    if layers != [*range(len(times))] or not all(plan.groups):
+        raise ValueError(
+            f"`plan.groups` must have each of {len(times)} layers exactly once, got {plan.groups}: "
+            "make the plan from the same `times`."
+        )
     compute = _Compute(times)
     ready = _backward(compute, times, plan)
-    sent, arrived = _send(require_link(link), times, plan, ready)
+    sent, arrived = _send(link, times, plan, ready)
     _forward(compute, times, plan, arrived)
     busy = sum(event.end - event.start for event in sent)
     return Timeline((*compute.events, *sent), compute.clock, compute.busy, busy)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +30,8 @@ def require_number(
     return float(value)  # type: ignore[arg-type]
 
 
-class AlphaBeta(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class AlphaBeta:
     r"""The model of a link: a message of :math:`s` bytes takes :math:`\alpha + \beta s` seconds.
 
     :math:`\alpha` is the latency, and :math:`1 / \beta` the bandwidth. The link carries one message
@@ -40,6 +41,9 @@ class AlphaBeta(NamedTuple):
     Attributes:
       latency: :math:`\alpha` in seconds.
       bytes_per_second: :math:`1 / \beta`; it may be infinite.
+
+    Raises:
+      ValueError: If the latency is negative, or the bandwidth is not positive.
 
     Example:
       >>> from jaxcomm import scheduling
@@ -51,26 +55,14 @@ class AlphaBeta(NamedTuple):
     latency: float
     bytes_per_second: float
 
+    def __post_init__(self) -> None:
+        require_number(self.latency, "latency")
+        if self.bytes_per_second != math.inf:
+            require_number(self.bytes_per_second, "bytes_per_second", strict=True)
+
     def seconds(self, size: _Bytes) -> _Bytes:
         """The seconds of a message of `size` bytes, or of each of several."""
         return self.latency + size / self.bytes_per_second
-
-
-def require_link(link: object) -> AlphaBeta:
-    """Returns the link.
-
-    Raises:
-      ValueError: If it is no link, its latency is negative, or its bandwidth is not positive.
-    """
-    if not isinstance(link, AlphaBeta):
-        raise ValueError(
-            "`link` must be a link, such as `scheduling.AlphaBeta(latency=1e-3, "
-            f"bytes_per_second=1e9)`, got {link!r}."
-        )
-    require_number(link.latency, "link.latency")
-    if link.bytes_per_second != math.inf:
-        require_number(link.bytes_per_second, "link.bytes_per_second", strict=True)
-    return link
 
 
 def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> AlphaBeta:
@@ -102,11 +94,8 @@ def ring_link(workers: int, *, latency: float, bytes_per_second: float) -> Alpha
     References:
       Patarasuk, Yuan: *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 2:
-        raise ValueError(f"`workers` must be an integer of at least 2, got {workers!r}.")
-    hop = require_link(AlphaBeta(latency, bytes_per_second))
     hops = 2 * (workers - 1)
-    return AlphaBeta(hops * hop.latency, hop.bytes_per_second * workers / hops)
+    return AlphaBeta(hops * latency, bytes_per_second * workers / hops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,17 +166,3 @@ def ready_seconds(times: LayerTimes) -> np.ndarray:
     """
     each = np.add(times.backward, times.encode)
     return np.concatenate([[0.0], np.cumsum(each)])
-
-
-def require_times(times: object) -> LayerTimes:
-    """Returns the times.
-
-    Raises:
-      ValueError: If they are no `LayerTimes`.
-    """
-    if not isinstance(times, LayerTimes):
-        raise ValueError(
-            "`times` must be the times of layers, such as `scheduling.LayerTimes(sizes=[...], "
-            f"backward=[...])`, got {type(times).__name__}."
-        )
-    return times

@@ -1,24 +1,27 @@
 """Aggregation of groups of leaves and of layers, while the backward pass goes on."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._collectives import after
 from jaxcomm._contract import Aggregator, PyTree, require_state
-from jaxcomm._gradients import Taker, backward_of
+from jaxcomm._gradients import Backward, Taker, backward_of
 from jaxcomm._require import Positive, checked
 from jaxcomm._units import BUCKET_BYTES
+from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._aggregator import common_axes, needs_whole
 from jaxcomm.aggregation._exchange import all_finite
+from jaxcomm.metrics import _reduced
 from jaxcomm.scheduling._layers import Layers, aggregate_at_end, aggregated, hooked
-from jaxcomm.scheduling._micro_batches import joined, mean_of_devices, run_in_parts
-from jaxcomm.scheduling._partition import Divided, as_groups, divide, layers_first, workers_first
+from jaxcomm.scheduling._partition import Divided, divide, workers_first
 
 Groups: TypeAlias = Sequence[Sequence[str]]
 """Groups of leaves, by path as `jax.tree_util.keystr` prints it, in the order of their messages."""
@@ -50,6 +53,73 @@ def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
         return jax.random.fold_in(x, number) if is_key else x
 
     return jax.tree.map(fold, state)
+
+
+def _split(batch: PyTree, parts: int) -> PyTree:
+    def split(x: jax.Array) -> jax.Array:
+        if x.shape[0] % parts:
+            raise ValueError(
+                f"A device has {x.shape[0]} rows of the batch, which `micro_batches`={parts} does "
+                "not divide."
+            )
+        return x.reshape(parts, x.shape[0] // parts, *x.shape[1:])
+
+    return jax.tree.map(split, batch)
+
+
+def joined(parts: int, gradient: PyTree, sums: PyTree) -> PyTree:
+    """The mean gradient of all parts, from that of the last part and the sum of the others."""
+    if sums is None:
+        return gradient
+    return jax.tree.map(lambda x, y: (x + y) / parts, gradient, sums)
+
+
+def mean_of_devices(backward: Backward, axes: tuple[str, ...], gradient: PyTree) -> PyTree:
+    """The mean over the devices of one worker, each of which has a part of its rows."""
+    if not backward.inner:
+        return gradient
+    average = mean(backward.inner)
+    return average.update(gradient, average.init(gradient), outer_axes=axes)[0]
+
+
+def run_in_parts(backward: Backward, parts: int, with_hooks: Callable[[PyTree], PyTree]) -> PyTree:
+    """The gradient of the last part of a batch, after those of the other parts.
+
+    Args:
+      backward: The backward pass.
+      parts: The number of parts.
+      with_hooks: The function from the sum of earlier gradients to the parameters for the last
+        part; the sum is `None` if there is only one part.
+
+    Returns:
+      The gradient of the last part, at `with_hooks(sum)`.
+    """
+    if parts == 1:
+        backward.value, gradient = backward.evaluate(with_hooks(None), backward.batch)
+        return gradient
+    if backward.has_model_state:
+        raise ValueError(
+            "`wait_free` with `micro_batches` does not support `has_model_state=True`: each part "
+            "would change the state that the next one reads."
+        )
+    rows = _split(backward.batch, parts)
+    local = _axis.local_params(backward.params, axis_name=backward.axes)
+
+    def body(sums: PyTree, part: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
+        number, batch = part
+        value, gradient = backward.evaluate(local, batch, number)
+        return jax.tree.map(jnp.add, sums, gradient), value
+
+    zeros = _axis.local_params(
+        jax.tree.map(jnp.zeros_like, backward.params), axis_name=backward.axes
+    )
+    earlier = (jnp.arange(parts - 1), jax.tree.map(lambda x: x[:-1], rows))
+    sums, values = lax.scan(body, zeros, earlier)
+    last = jax.tree.map(lambda x: x[-1], rows)
+    value, gradient = backward.evaluate(with_hooks(sums), last, jnp.asarray(parts - 1))
+    each = [jax.tree.map(lambda x, part=part: x[part], values) for part in range(parts - 1)]
+    backward.value = _reduced.divided(functools.reduce(_reduced.added, [*each, value]), parts)
+    return gradient
 
 
 @checked
@@ -131,7 +201,7 @@ def wait_free(
             "`wait_free` aggregates groups of leaves as soon as they are complete, but this "
             f"aggregator has {option}, which needs all gradients first: leave it out."
         )
-    groups = None if plan is None else as_groups(plan)
+    groups = None if plan is None else [[*group] for group in plan]
 
     def divided(tree: PyTree) -> Divided:
         return divide(tree, groups, stacked, bucket_bytes)
@@ -170,15 +240,14 @@ def wait_free(
             backward.begin(updates)
             params = backward.params
         held = divided(updates if params is None else params)
-        states = [*state.groups, *map(layers_first, state.layers)]
+        states = [*state.groups, *map(workers_first, state.layers)]
 
         def aggregate(
             one: Any, gradient: PyTree, state: PyTree, params: PyTree, extra: PyTree
         ) -> tuple[PyTree, PyTree]:
             if backward is not None:
                 gradient = mean_of_devices(backward, axes, gradient)
-            result: tuple[PyTree, PyTree] = one.update(gradient, state, params, **extra)
-            return result
+            return cast(tuple[PyTree, PyTree], one.update(gradient, state, params, **extra))
 
         aggregate_of_each = [partial(aggregate, one) for one in aggregator_of_each(held.parts)]
         earlier: list[PyTree] = [None] * len(held.parts)

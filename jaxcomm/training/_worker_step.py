@@ -21,7 +21,7 @@ from jaxcomm._gradients import Backward, LossFn, Taker, parts_of_value, running
 from jaxcomm._mesh import shard_map
 from jaxcomm._require import require_clips_of_the_mean, require_transformation
 from jaxcomm.metrics._reduced import require_stated
-from jaxcomm.scheduling._layers import guarded, naming_guards
+from jaxcomm.scheduling._layers import guarded
 from jaxcomm.training._arguments import Carry, Given
 from jaxcomm.training._means import (
     Metrics,
@@ -322,7 +322,7 @@ class WorkerStep:
         return Backward(
             taker,
             lambda params, rows=given.batch: loss(params, rows),
-            naming_guards(value_and_gradient),
+            value_and_gradient,
             _axis.own_params(carry.params),
             given.batch,
             self.axes,

@@ -246,7 +246,6 @@ def test_a_mesh_has_the_workers() -> None:
         ({"workers": "8"}, "number of workers must be an int of at least 1, got '8'"),
         ({"link": "soon"}, "Presets: "),
         ({"device": "abacus"}, "`device` must be"),
-        ({"params": {}}, "`params` must have at least one array"),
     ],
 )
 def test_mistakes_are_named(change: Any, message: str) -> None:

@@ -70,7 +70,7 @@ def test_the_greedy_rule_by_hand() -> None:
 def test_without_latency_no_plan_is_faster_than_no_merging(method: str) -> None:
     for seed in range(100):
         times, link = random_case(seed, codec=method == "optimal")
-        link = link._replace(latency=0.0)
+        link = dataclasses.replace(link, latency=0.0)
         found = _seconds(times, link, merge_plan(times, link, method=method))  # type: ignore[arg-type]
         assert found == _seconds(times, link, wait_free_plan(times)), seed
 
@@ -79,7 +79,7 @@ def test_without_latency_no_plan_is_faster_than_no_merging(method: str) -> None:
 def test_a_large_latency_merges_all(method: str) -> None:
     for seed in range(100):
         times, link = random_case(seed)
-        plan = merge_plan(times, link._replace(latency=1e6), method=method)  # type: ignore[arg-type]
+        plan = merge_plan(times, dataclasses.replace(link, latency=1e6), method=method)  # type: ignore[arg-type]
         assert plan.groups == (tuple(range(len(times))),), seed
 
 

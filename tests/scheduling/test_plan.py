@@ -10,7 +10,6 @@ def test_groups() -> None:
     times = LayerTimes(sizes=[3, 1, 2], backward=[1, 1, 1])
     assert wait_free_plan(times).groups == ((0,), (1,), (2,)) and wait_free_plan(times).overlap
     assert at_end_plan(times).groups == ((0, 1, 2),) and not at_end_plan(times).overlap
-    assert at_end_plan(times, bucket=False).groups == ((0,), (1,), (2,))
     plan = at_end_plan(times)
     assert plan.messages == 1 and plan.message_bytes(0) == 6.0 and plan.ratios == (1.0, 1.0, 1.0)
 

@@ -51,7 +51,7 @@ def test_the_gain_is_the_forward_pass_that_begins_early() -> None:
 def test_the_chosen_parts_are_the_best_of_their_ladder() -> None:
     for seed in range(10):
         times, link = random_case(seed)
-        link = link._replace(latency=link.latency / 16)
+        link = dataclasses.replace(link, latency=link.latency / 16)
         chosen = timeline(times, link, priority_plan(times, link)).step_seconds
         for doublings in range(7):
             size = max(times.sizes) / 2**doublings
@@ -68,7 +68,7 @@ def test_parts_that_gain_nothing_are_not_cut() -> None:
 
 def test_a_large_latency_cuts_nothing() -> None:
     times, link = random_case(1)
-    assert set(priority_plan(times, link._replace(latency=1e4)).parts) == {1}
+    assert set(priority_plan(times, dataclasses.replace(link, latency=1e4)).parts) == {1}
 
 
 @pytest.mark.parametrize("wrong", [0, -3.0, math.inf, math.nan, "1"])

@@ -27,7 +27,7 @@ from tests.slow import slow
 def plans(times: LayerTimes, link: AlphaBeta) -> dict[str, Plan]:
     return {
         "at end": at_end_plan(times),
-        "at end, by layer": at_end_plan(times, bucket=False),
+        "at end, by layer": wait_free_plan(times)._replace(overlap=False),
         "wait-free": wait_free_plan(times),
         "buckets": bucket_plan(times, bucket_bytes=50),
         "merged": merge_plan(times, link),
@@ -125,7 +125,7 @@ def test_without_overlap_seconds_add_up() -> None:
         found = timeline(times, link, at_end_plan(times))
         sent = link.latency + sum(times.sizes) / link.bytes_per_second
         assert found.step_seconds == pytest.approx(found.compute_seconds + sent)
-        by_layer = timeline(times, link, at_end_plan(times, bucket=False))
+        by_layer = timeline(times, link, wait_free_plan(times)._replace(overlap=False))
         assert by_layer.link_seconds == pytest.approx(sent + (len(times) - 1) * link.latency)
 
 
@@ -171,12 +171,6 @@ def test_a_plan_of_other_layers() -> None:
     for wrong, text in (
         (own._replace(groups=((0,), (0, 1))), "`plan.groups` must have"),
         (own._replace(groups=((0, 1), ())), "`plan.groups` must have"),
-        (own._replace(parts=(1,)), "`plan.parts` must have 2 entries, got 1"),
-        (own._replace(priorities=()), "`plan.priorities` must have 2 entries"),
-        (own._replace(sizes=(1.0,)), "`plan.sizes` must have 2 entries"),
-        (own._replace(parts=(1, 0)), r"`plan.parts\[1\]` must be an integer of at least 1"),
-        (own._replace(sizes=(1.0, 0.0)), r"`plan.sizes\[1\]` must be a finite number above 0"),
-        (((0,), (1,)), "`plan` must be a plan"),
     ):
         with pytest.raises(ValueError, match=text):
             timeline(times, link, wrong)  # type: ignore[arg-type]
