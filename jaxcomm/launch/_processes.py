@@ -17,7 +17,9 @@ from jaxcomm.launch._environment import LostProcessError
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.02
 # How long the last lines may take: a child that could not be killed may hold the output open.
-DRAIN_SECONDS = 2.0
+DRAIN_SECONDS = 5.0
+# And after a signal, when perhaps no program reads them.
+STUCK_SECONDS = 2.0
 # When a process dies, others may fail before the system reports that it has died.
 HOLD_SECONDS = 0.5
 # How a process ends after it has lost another: JAX aborts it, or it exits with this code.
@@ -49,7 +51,7 @@ def _write(descriptor: int, line: str) -> None:
 
 def _wait_for(threads: Sequence[threading.Thread], signals: list[int]) -> None:
     """Waits for threads that write: as long as a pager pauses, but not for long after a signal."""
-    deadline = time.monotonic() + DRAIN_SECONDS
+    deadline = time.monotonic() + (STUCK_SECONDS if signals else DRAIN_SECONDS)
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         if _writing.locked() and not signals:
             deadline = time.monotonic() + DRAIN_SECONDS

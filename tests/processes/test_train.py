@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,12 +19,6 @@ ROOT = Path(experiments.__file__).parents[1]
 SECONDS = 240
 SMALL = ["--batch", "64", "--log-every", "4"]
 ENDLESS = [*SMALL, "--steps", "1000000"]
-# A process that gets this far in Python but does not join.
-NEVER_STARTS = """
-import os, time
-if os.environ.get("JAX_PROCESS_ID") == "1":
-    time.sleep(1000)
-"""
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen:
@@ -125,24 +118,6 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
     assert other["seconds"] < waiting["seconds"]
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_killed_ends_all() -> None:
-    launcher = start("launch", "--", "train", *ENDLESS)
-    wait_for(launcher, "[0] step 4:")
-    children = subprocess.run(
-        ["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    code, _, stderr = finish(launcher)
-    assert code == 128 + signal.SIGKILL
-    assert re.fullmatch(
-        r"experiments: error: process \d of 2 has ended with signal SIGKILL; the others were "
-        r"stopped\.",
-        stderr.splitlines()[-1],
-    )
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
-
-
 @pytest.mark.parametrize(
     "number",
     [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)],
@@ -160,29 +135,6 @@ def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path
     assert lines[-1] == f"experiments: interrupted: {number.name} has stopped all processes."
     config, rows, _ = read(folder)
     assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
-
-
-@pytest.mark.slow
-def test_what_a_process_finds_wrong() -> None:
-    code, _, stderr = run("launch", "--", "train", "--method", "foo")
-    assert code == 2
-    assert re.search(r"\[\d\] experiments: error: there is no method 'foo'", stderr)
-    assert re.match(
-        r"experiments: error: process \d of 2 has ended with exit", stderr.splitlines()[-1]
-    )
-
-
-@pytest.mark.slow
-def test_a_worker_that_never_starts(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(NEVER_STARTS, encoding="utf-8")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    code, stdout, stderr = run(
-        "launch", "--start-timeout", "2", "--", "train", *SMALL, PYTHONPATH=path
-    )
-    assert (code, stdout) == (2, "")
-    first, last = stderr.splitlines()
-    assert first.startswith("[0] jaxcomm.launch: error: process 0 of 2 could not join all others")
-    assert last.startswith("experiments: error: process 0 of 2 has ended with exit code 2")
 
 
 @pytest.mark.slow
