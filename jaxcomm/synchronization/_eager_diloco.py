@@ -22,7 +22,7 @@ from jaxcomm.synchronization._averaging_round import (
     no_steps,
     updates_of,
 )
-from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps
+from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps, period_of
 from jaxcomm.synchronization._trees import chosen, wide
 
 
@@ -106,6 +106,7 @@ def eager_diloco(
     require_transformation(outer, "outer")
     if not isinstance(eager, bool):
         raise ValueError(f"`eager` must be a Python bool, got {eager!r}.")
+    period_at = period_of(period)
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
 
@@ -158,5 +159,5 @@ def eager_diloco(
         )
 
     return optax.chain(
-        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period, axis_name)
+        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period_at, axis_name)
     )
