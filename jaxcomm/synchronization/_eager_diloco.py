@@ -22,7 +22,7 @@ from jaxcomm.synchronization._averaging_round import (
     no_steps,
     updates_of,
 )
-from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps
+from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps, period_of
 from jaxcomm.synchronization._trees import chosen, wide
 
 
@@ -103,6 +103,7 @@ def eager_diloco(
     period before it, since a step is one program. If `aggregator` compresses, the own late part
     that is subtracted is the exact one.
     """
+    period_at = period_of(period)
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
 
@@ -155,5 +156,5 @@ def eager_diloco(
         )
 
     return optax.chain(
-        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period, axis_name)
+        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period_at, axis_name)
     )

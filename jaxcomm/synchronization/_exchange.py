@@ -75,7 +75,7 @@ def aggregator_of(
 def local_steps(
     init: Callable[[PyTree], Any],
     exchange: Callable[[Any, PyTree, PyTree, How], tuple[PyTree, Any]],
-    period: Period,
+    period_at: Callable[[jax.Array], jax.Array],
     axis_name: AxisName,
     inner: optax.GradientTransformationExtraArgs | None = None,
 ) -> Aggregator:
@@ -84,11 +84,10 @@ def local_steps(
     Args:
       init: `params -> state`, with the fields `step`, `since` and `done` of `LocalState`.
       exchange: `(state, params, updates, how) -> (updates, state)`, the exchange after a step.
-      period: The number of steps between exchanges.
+      period_at: From the number of steps so far to that between exchanges.
       axis_name: The mesh axis, or axes, of the workers.
       inner: An optimizer of each worker whose state is in the field `optimizer`, if not before.
     """
-    period_at = period_of(period)
 
     def update_fn(
         updates: PyTree,
@@ -164,6 +163,7 @@ def averaged_every(
     inner: optax.GradientTransformationExtraArgs | None = None,
 ) -> Aggregator:
     """`average_every`; with `inner`, an optimizer of each worker whose floats are averaged too."""
+    period_at = period_of(period)
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
 
@@ -215,4 +215,4 @@ def averaged_every(
             optimizer=optimizer,
         )
 
-    return local_steps(init, exchange, period, axis_name, inner)
+    return local_steps(init, exchange, period_at, axis_name, inner)
