@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 import jax
-from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels import _measurements
@@ -276,7 +275,9 @@ def run(
     workload = _workload(op, size, arrays, options)
     if (seen := _measurements.seen.get()) is not None:
         seen.append(workload)
-    choice = choose(workload, device, _measurements.of_package(), _measurements.given())
+    given = _measurements.context.value
+    given = _measurements.of_variable() if given is None else given
+    choice = choose(workload, device, _measurements.of_package(), given)
 
     def bound(name: str) -> functools.partial[Any]:
         if name == "reference":
@@ -304,9 +305,8 @@ def run(
     for name in tried:
         reason, refused = reason_against(name, device), True
         if reason and not names:
-            raise ValueError(
-                f"{choice.place}: `implementation`={name!r} of `{op}`: {reason}. Remove the row."
-            )
+            place = f"{choice.place}: remove it. `implementation`={name!r}"
+            raise ValueError(f"{place} of `{op}`: {reason}.")
         if not reason:
             if name == "reference" or len(names) == 1:
                 return bound(name)(*arrays)
@@ -316,7 +316,7 @@ def run(
                     return bound(name)(*arrays)
                 # A program for an accelerator may have parts that run on the host.
                 kernel = {PLATFORMS[name]: bound(name)}
-                return lax.platform_dependent(*arrays, **kernel, default=bound("reference"))
+                return jax.lax.platform_dependent(*arrays, **kernel, default=bound("reference"))
         if not refused:
             warnings.warn(
                 f"`{op}` uses plain JAX, because its kernel {name!r} does not work with JAX "

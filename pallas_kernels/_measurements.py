@@ -157,12 +157,6 @@ def of_package() -> tuple[Measured, ...]:
     return read(FILE) if FILE.exists() else ()
 
 
-def given() -> tuple[Measured, ...]:
-    """The rows that the context, or else the variable, names."""
-    rows: tuple[Measured, ...] | None = context.value
-    return of_variable() if rows is None else rows
-
-
 def read(file: str | os.PathLike[str]) -> tuple[Measured, ...]:
     """The rows of a file.
 
