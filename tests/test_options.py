@@ -16,11 +16,7 @@ from jaxcomm._require import Positive, Range, Share, annotations_of, checked, re
 from jaxcomm.compression.quantizers import dither
 from tests.test_complete import PACKAGES, functions, is_method
 
-METHODS = {
-    name: function
-    for name, function in functions(PACKAGES).items()
-    if is_method(function) and "compression" not in name  # TODO
-}
+METHODS = {name: function for name, function in functions(PACKAGES).items() if is_method(function)}
 
 
 @checked

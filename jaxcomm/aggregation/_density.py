@@ -48,7 +48,6 @@ def gradient_density(
       >>> jaxcomm.gradient_density(gradients)["embedding"].item()
       0.125
     """
-    _support.require_granularity(granularity)
     leaves, treedef = jax.tree.flatten(updates)
     if not leaves:
         return updates

@@ -19,7 +19,7 @@ from jaxcomm._contract import (
     PyTree,
     scattered,
 )
-from jaxcomm._require import require_codec
+from jaxcomm._require import Positive, checked
 from jaxcomm.compression._bits import Alphabet, Integers, require_countable
 from jaxcomm.compression._means import over_peak
 from pallas_kernels._dispatch import target
@@ -74,7 +74,8 @@ def _barrier_on(platforms: tuple[str, ...], blocks: jax.Array) -> jax.Array:
     return lax.optimization_barrier(blocks) if target().platform in platforms else blocks
 
 
-def blockwise(codec: Codec, block_size: int) -> Codec:
+@checked
+def blockwise(codec: Codec, block_size: Positive) -> Codec:
     r"""Cuts an array into blocks of `block_size` coordinates and encodes each with `codec`.
 
     .. math:: Q(x) = (Q(x_{1:b}), Q(x_{b+1:2b}), \ldots)
@@ -103,9 +104,6 @@ def blockwise(codec: Codec, block_size: int) -> Codec:
       >>> print(codec.measure(Context.of(x), x).max_abs)
       [5.  0.5]
     """
-    require_codec(codec, user="blockwise")
-    if not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size}.")
 
     def to_blocks(x: jax.Array) -> jax.Array:
         flat = x.ravel()

@@ -22,7 +22,7 @@ from jaxcomm._contract import (
     no_statistics,
     scattered,
 )
-from jaxcomm._require import require_codec
+from jaxcomm._require import checked, require_codec
 from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._sparse import (
@@ -340,6 +340,7 @@ def _claims(codec: Codec, spikes: Codec) -> Claims:
     )
 
 
+@checked
 def reserved(codec: Codec, spikes: Codec) -> Codec:
     r"""Sends the extremes by `spikes`, and what remains by `codec`: spike reserving.
 
@@ -383,8 +384,6 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
     Differs from the paper: extremes are those of largest magnitude, and not the least and the
     largest coordinate; they are in float32, with indices in few bits; rounding is unbiased.
     """
-    require_codec(codec, user="reserved")
-    require_codec(spikes, "spikes", user="reserved")
     spikes = spikes.drop_overflow or spikes  # The rest has what `spikes` drops.
 
     def of(context: Context, number: int, statistics: PyTree) -> Context:

@@ -15,7 +15,7 @@ from jaxcomm._contract import (
     Memory,
     PyTree,
 )
-from jaxcomm._require import require_codec
+from jaxcomm._require import checked
 from jaxcomm._resize import Coding, encoded_by
 
 
@@ -36,6 +36,7 @@ def _coins_of_array(coins: Coins, number: int) -> Coins:
     return Coins(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in coins))
 
 
+@checked
 def compressed_memory(codec: Codec, storage: Codec) -> Codec:
     r"""Keeps the arrays of a codec's memory as payloads of `storage`, for instance in 8 bits.
 
@@ -76,8 +77,6 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
       <https://arxiv.org/abs/2407.04480>`_, 2024. Differences: rounding is that of `storage`, so it
       may be unbiased; the residual is never reset.
     """
-    require_codec(codec, user="compressed_memory")
-    require_codec(storage, "storage", user="compressed_memory")
     storage = storage.drop_overflow or storage  # Feedback survives what is dropped, and no NaN.
 
     def is_stored(node: Any) -> bool:

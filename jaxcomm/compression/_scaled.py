@@ -12,7 +12,7 @@ from jaxcomm._contract import (
     Memory,
     PyTree,
 )
-from jaxcomm._require import require_codec
+from jaxcomm._require import checked
 
 
 def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
@@ -59,7 +59,6 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     Raises:
       ValueError: If the codec states none.
     """
-    require_codec(codec, user=user)
     if codec.claims.variance is None:
         raise ValueError(
             f"`{user}` takes an unbiased codec that states its `variance`. This codec states none: "
@@ -68,6 +67,7 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     return codec.claims.variance
 
 
+@checked
 def scaled(codec: Codec) -> Codec:
     r"""Divides the output of an unbiased codec by :math:`1 + \omega`: the result is a contraction.
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _noise
+from jaxcomm._require import Positive
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
 
-Granularity: TypeAlias = Literal["row", "element"] | int
+Granularity: TypeAlias = Literal["row", "element"] | Positive
 """What one bit represents: a row (all but the first axis), an element, or a block of n elements."""
 
 
@@ -21,25 +22,6 @@ class Parts(NamedTuple):
     number: int
     width: int
     size: int
-
-
-def require_granularity(granularity: Granularity) -> None:
-    """Raises unless `granularity` is valid."""
-    block = isinstance(granularity, int) and not isinstance(granularity, bool) and granularity >= 1
-    if not block and granularity not in ("row", "element"):
-        raise ValueError(
-            "`granularity` must be 'row', 'element', or the length of a block, a Python int of at "
-            f"least 1, got {granularity!r}."
-        )
-
-
-def require_density(density: float) -> None:
-    """Raises unless `density` can set a capacity at trace time."""
-    if not isinstance(density, int | float) or not 0 < density <= 1:
-        raise ValueError(
-            f"`density` must be a Python float in (0, 1], got {density!r}: it decides shapes on "
-            "the wire. Under `optax.inject_hyperparams` pass `static_args=('density',)`."
-        )
 
 
 def room_for(density: float, parts: Parts) -> int:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,10 @@ from jaxcomm._contract import (
     Memory,
     PyTree,
 )
-from jaxcomm._require import require_codec
+from jaxcomm._require import Range, checked
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._blockwise import blockwise
-from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product, require_count
+from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product
 
 
 def _padded(size: int) -> int:
@@ -85,6 +86,7 @@ def _at_padded_size(
     return None if bound is None else lambda size, workers: bound(_padded(size), workers)
 
 
+@checked
 def rotated(codec: Codec) -> Codec:
     r"""Rotates an array by a random orthogonal map before `codec`, and back after decoding.
 
@@ -129,8 +131,6 @@ def rotated(codec: Codec) -> Codec:
       Suresh et al., `Distributed Mean Estimation with Limited Communication
       <https://arxiv.org/abs/1611.00429>`_, 2017.
     """
-
-    require_codec(codec, user="rotated")
 
     def inner_coins(coins: Coins) -> Coins:
         return coins._replace(public=_inner_key(coins.public))
@@ -210,7 +210,8 @@ def cut(length: int, chunk: int) -> tuple[int, int]:
     return count, max(math.ceil(length / count), 1)
 
 
-def cosine(codec: Codec, block_size: int = 64) -> Codec:
+@checked
+def cosine(codec: Codec, block_size: Annotated[int, Range(least=1, most=MOST)] = 64) -> Codec:
     r"""Encodes the cosine transform of each chunk of a leaf by `codec`.
 
     .. math:: Q_C(X) = C^T Q(C X C^T) C \quad \text{for each chunk } X
@@ -256,10 +257,6 @@ def cosine(codec: Codec, block_size: int = 64) -> Codec:
     References:
       Ahmed et al., `Discrete Cosine Transform <https://doi.org/10.1109/T-C.1974.223784>`_, 1974.
     """
-    require_codec(codec, user="cosine")
-    require_count("block_size", block_size, 1)
-    if block_size > MOST:
-        raise ValueError(f"`block_size` must be at most {MOST}, got {block_size}.")
 
     def cuts(shape: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
         rows, columns = matrix_shape(shape)

@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomm import _axis, _noise
 from jaxcomm._contract import AxisName, Context, Memory
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, Range, checked
+from jaxcomm._require import Positive, Range, Share, checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import (
     Exchanged,
@@ -43,8 +43,8 @@ def fetch_sgd(
     *,
     sketch_ratio: float,
     rows: int = 5,
-    ratio: float | None = None,
-    k: int | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
     momentum: Annotated[float, Range(least=0, below=1)] = 0.9,
     momentum_masking: bool = True,
     reseed_every: Positive | None = 1000,

@@ -12,7 +12,7 @@ from jax import lax
 from jaxcomm import _axis, _collectives, _units
 from jaxcomm._collectives import as_moved
 from jaxcomm._contract import AxisName
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Share, checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, to_vector
 from jaxcomm.compression._means import headroom
@@ -104,8 +104,8 @@ def _add(residual: jax.Array, entries: _Entries) -> jax.Array:
 def gtop_k(
     axis_name: AxisName = "data",
     *,
-    ratio: float | None = None,
-    k: int | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
     scope: _units.Scope = "bucket",
     bucket_bytes: int | None = None,
     diagnostics: bool = False,

@@ -8,7 +8,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, Context, Diagnostics, Memory
-from jaxcomm._require import Range, checked
+from jaxcomm._require import Positive, Range, Share, checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import (
     Exchanged,
@@ -38,8 +38,8 @@ def sketched_sgd(
     *,
     sketch_ratio: float,
     rows: int = 5,
-    ratio: float | None = None,
-    k: int | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
     candidates: Annotated[float, Range(least=1)] = 4.0,
     momentum: Annotated[float, Range(least=0, below=1)] = 0.9,
     momentum_masking: bool = True,

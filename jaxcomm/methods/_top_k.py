@@ -6,7 +6,7 @@ import jax
 import optax
 
 from jaxcomm._contract import AxisName
-from jaxcomm._require import checked
+from jaxcomm._require import Positive, Share, checked
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression import sparsifiers
@@ -18,8 +18,8 @@ from jaxcomm.compression.feedback import error_feedback
 def top_k_sgd(
     axis_name: AxisName = "data",
     *,
-    ratio: float | None = None,
-    k: int | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
     decay: float | jax.Array = 1.0,
     residual_dtype: Any = "float32",
     value_dtype: Any = "float32",

@@ -129,7 +129,6 @@ def test_on_a_mesh_each_plan_is_a_branch() -> None:
         ({"plans": []}, r"`plans` must be a list of at least one dict, got \[\]"),
         ({"plans": [[0]]}, r"`slow` must be a dict .* got \[0\]"),
         ({"target_seconds": np.inf}, "`target_seconds`.*got inf"),
-        ({"patience": 0}, "`patience` must be a Python int of at least 1, got 0"),
     ],
 )
 def test_options_out_of_range(arguments: dict, message: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression import blockwise, feedback, rotated, scaled
-from jaxcomm.compression.quantizers import block_float
 from jaxcomm.compression.sparsifiers import random_k, top_k
 
 WRAPPERS = {
@@ -48,8 +47,3 @@ def test_every_wrapper_is_asked() -> None:
     makers = {"error_feedback", *feedback.__all__}
     # `feedback_loop` is what wrappers are made of.
     assert {*WRAPPERS} == (makers - {"feedback_loop"}) | {"blockwise", "rotated", "scaled"}
-
-
-def test_a_size_of_blocks_is_an_integer() -> None:
-    with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 32\.0"):
-        block_float(block_size=32.0)  # type: ignore[arg-type]

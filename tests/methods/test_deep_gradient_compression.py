@@ -158,7 +158,6 @@ def test_it_trains_with_plain_sgd_behind() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ratio": 0.0}, "`ratio` must be a Python float"),
         ({"momentum": 1.0}, "`momentum` must be"),
         ({"sample_ratio": 2.0}, "`sample_ratio` must be"),
     ],

@@ -155,10 +155,6 @@ def test_with_other_codecs() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"k": 0}, "`k` must be a Python int of at least 1, got 0"),
-        ({"k": 2.0}, "`k`.*got 2.0"),
-        ({"block_size": 0}, "`block_size` must be a Python int of at least 1, got 0"),
-        ({"block_size": 257}, "`block_size` must be at most 256, got 257"),
         ({"scope": "bucket"}, "`scope` of `demo` must be 'leaf', got 'bucket'"),
         ({"value_dtype": "float16"}, "`value_dtype` must be float32 or bfloat16, got float16"),
     ],

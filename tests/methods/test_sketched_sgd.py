@@ -93,11 +93,7 @@ def test_a_kernel_for_tiles_finds_the_same() -> None:
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"k": 3, "candidates": 0.5}, "`candidates` must be a Python float of at least 1"),
-        ({"k": 3, "momentum": 1.0}, r"`momentum` must be a Python float in \[0, 1\)"),
-        ({"k": 0}, "`k` must be a Python int of at least 1"),
         ({}, "Pass exactly one of `ratio` and `k`"),
-        ({"k": 3, "rows": 0}, "`rows` must be a Python int"),
     ],
 )
 def test_impossible_options(options: dict, message: str) -> None:

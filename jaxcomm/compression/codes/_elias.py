@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm._contract import Codec
+from jaxcomm._require import AboveZero, checked
 from jaxcomm.compression._bits import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes import _rows
@@ -94,7 +95,8 @@ CODES = {
 }
 
 
-def elias(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
+@checked
+def elias(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the integers of `codec` in the Elias-gamma code, without loss.
 
     .. math:: \ell(c) = 2 \lfloor \log_2 (|c| + 1) \rfloor + 1 + [c \ne 0]

@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._contract import Codec
+from jaxcomm._require import AboveZero, checked
 from jaxcomm.compression._bits import Alphabet
 from jaxcomm.compression._overflow import Policy
 from jaxcomm.compression.codes import _rows
@@ -183,7 +184,8 @@ CODES = {
 }
 
 
-def golomb_rice(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
+@checked
+def golomb_rice(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the gaps between nonzeros in the Golomb-Rice code, and their levels, without loss.
 
     .. math:: \ell(g) = \lfloor g / 2^k \rfloor + 1 + k

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._contract import Codec
+from jaxcomm._require import AboveZero, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import Alphabet
 from jaxcomm.compression._overflow import Policy
@@ -131,7 +132,8 @@ def _bits_of_levels(probabilities: np.ndarray) -> tuple[float, float]:
 CODES = {"levels": _rows.RowCode(_write, _read, _bits_of_levels, most=2048, levels=2048, state=32)}
 
 
-def rans(codec: Codec, *, room: float | None = None, overflow: Policy = "nan") -> Codec:
+@checked
+def rans(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the levels of `codec` in close to their entropy, by rANS, without loss.
 
     .. math:: \ell(c) \approx \log_2 \frac{m}{h_c}

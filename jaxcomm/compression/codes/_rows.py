@@ -26,7 +26,6 @@ from jaxcomm._contract import (
     no_memory,
     scattered,
 )
-from jaxcomm._require import require_codec, require_untraced
 from jaxcomm.compression import _bits, _overflow
 from jaxcomm.compression._bits import Alphabet, Integers
 from jaxcomm.compression._scaled import contraction_of
@@ -217,7 +216,6 @@ def read(
 
 
 def _integers_of(codec: Codec, codes: Mapping[str, RowCode], name: str) -> Integers:
-    require_codec(codec, user=name)
     found: Integers | None = codec.fast.integers
     if found is None:
         raise ValueError(
@@ -251,13 +249,6 @@ def variable_length(
       overflow: What happens if a unit does not fit.
     """
     integers = _integers_of(codec, codes, name)
-    require_untraced(room, "room")
-    is_number = isinstance(room, int | float) and not isinstance(room, bool)
-    if room is not None and not (is_number and 0 < room < math.inf):
-        raise ValueError(
-            f"`room` must be a positive Python float, the bits per integer, or None, got {room!r}: "
-            "it decides shapes on the wire."
-        )
     code, are_indices = codes[integers.kind], integers.kind == "indices"
 
     def likely_of(size: int) -> Any:
@@ -449,7 +440,6 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
       >>> 2.5 < measured_room(elias(dither(levels=7)), updates) < 4
       True
     """
-    require_codec(codec, user="measured_room")
     bits_of = codec.fast.bits
     if bits_of is None:
         raise ValueError(

@@ -1,12 +1,12 @@
 """Error feedback: the compression error is added to the next update, or a part of it."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Codec
-from jaxcomm._require import Share, checked
+from jaxcomm._require import Range, Share, checked
 from jaxcomm.compression._scaled import require_contraction, require_unbiased
 from jaxcomm.compression.feedback._loop import feedback_loop
 
@@ -103,12 +103,13 @@ def error_feedback(
     )
 
 
-def _require_fraction(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be a Python float in [0, 1], got {value!r}.")
-
-
-def ecq(codec: Codec, *, alpha: float = 0.2, decay: float = 0.9) -> Codec:
+@checked
+def ecq(
+    codec: Codec,
+    *,
+    alpha: Annotated[float, Range(least=0, most=1)] = 0.2,
+    decay: Annotated[float, Range(least=0, most=1)] = 0.9,
+) -> Codec:
     r"""Adds to each update a fraction of the quantizer's accumulated error.
 
     .. math:: q^t = Q(x^t + \alpha h^t), \qquad h^{t+1} = \beta h^t + (x^t - q^t)
@@ -153,8 +154,6 @@ def ecq(codec: Codec, *, alpha: float = 0.2, decay: float = 0.9) -> Codec:
     Differs from the paper: any unbiased codec, instead of its uniform quantizer.
     """
     omega = require_unbiased(codec, "ecq")
-    _require_fraction("alpha", alpha)
-    _require_fraction("decay", decay)
 
     def require(size: int, workers: int) -> None:
         noise = omega(max(size, 1), workers)

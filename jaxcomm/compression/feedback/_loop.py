@@ -19,6 +19,7 @@ from jaxcomm._contract import (
     Memory,
     PyTree,
 )
+from jaxcomm._require import checked
 
 
 class FeedbackMemory(NamedTuple):
@@ -60,6 +61,7 @@ def _keep_at(
     )
 
 
+@checked
 def feedback_loop(
     codec: Codec,
     *,
@@ -69,7 +71,7 @@ def feedback_loop(
     require: Callable[[int, int], None] = lambda size, workers: None,
     compensates: bool = False,
     elementwise: bool = False,
-    coefficient: Any = None,
+    coefficient: float | jax.Array | None = None,
     is_residual: bool = False,
 ) -> Codec:
     r"""Compresses a corrected input, and updates the memory that corrects the next one.

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import AboveZero, BelowOne, checked
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 
-def momentum(codec: Codec, momentum: float = 0.9) -> Codec:
+@checked
+def momentum(codec: Codec, momentum: BelowOne = 0.9) -> Codec:
     r"""Compresses a running mean of a worker's updates instead of the update.
 
     .. math:: m^t = \beta\, m^{t-1} + (1 - \beta)\, x^t, \qquad \text{sent: } C(m^t)
@@ -46,12 +47,6 @@ def momentum(codec: Codec, momentum: float = 0.9) -> Codec:
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
     """
-    require_codec(codec, user="momentum")
-    if not isinstance(momentum, int | float) or isinstance(momentum, bool) or not 0 <= momentum < 1:
-        raise ValueError(
-            f"`momentum` must be a Python float in [0, 1), got {momentum!r}. Under "
-            "`optax.inject_hyperparams` pass `static_args=('momentum',)`."
-        )
 
     def average(kept: jax.Array, x: jax.Array) -> jax.Array:
         return momentum * kept + (1 - momentum) * x
@@ -64,14 +59,9 @@ def momentum(codec: Codec, momentum: float = 0.9) -> Codec:
     )
 
 
-def require_momentum(momentum: float) -> None:
-    """Raises unless `momentum` is in [0, 1), where a velocity stays bounded."""
-    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise ValueError(f"`momentum` must be a Python float in [0, 1), got {momentum!r}.")
-
-
+@checked
 def momentum_correction(
-    codec: Codec, momentum: float = 0.9, *, nesterov: bool = False, momentum_masking: bool = True
+    codec: Codec, momentum: BelowOne = 0.9, *, nesterov: bool = False, momentum_masking: bool = True
 ) -> Codec:
     r"""Compresses a velocity instead of the update, and resets the velocity where it was sent.
 
@@ -117,8 +107,6 @@ def momentum_correction(
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    require_codec(codec, user="momentum_correction")
-    require_momentum(momentum)
 
     def velocity(kept: jax.Array, x: jax.Array) -> jax.Array:
         return momentum * (kept + x) if nesterov else momentum * kept + x
@@ -156,7 +144,8 @@ def clip_to_norm(x: jax.Array, max_norm: jax.Array | float) -> jax.Array:
     return clip_together([x], max_norm)[0]
 
 
-def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
+@checked
+def local_clip(codec: Codec, max_norm: AboveZero | jax.Array) -> Codec:
     r"""Clips the l2 norm of each worker's update before the codec.
 
     .. math:: x_i \mapsto x_i \min\Big(1, \frac{c}{\|x_i\|}\Big)
@@ -191,9 +180,6 @@ def local_clip(codec: Codec, max_norm: jax.Array | float) -> Codec:
     References:
       Lin et al., `Deep Gradient Compression <https://arxiv.org/abs/1712.01887>`_, 2018.
     """
-    require_codec(codec, user="local_clip")
-    if isinstance(max_norm, int | float) and not max_norm > 0:
-        raise ValueError(f"`max_norm` must be positive, got {max_norm}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         return codec.encode(context, clip_to_norm(x, max_norm))

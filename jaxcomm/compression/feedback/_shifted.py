@@ -1,13 +1,13 @@
 """Compresses the difference to a shift, which workers and receivers update equally: EF21, DIANA."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Codec, Context, Diagnostics, Memory, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import Range, checked
 from jaxcomm.compression._scaled import require_contraction, require_unbiased
 from jaxcomm.compression.feedback._loop import feedback_loop
 
@@ -118,6 +118,7 @@ def shifted(
     )
 
 
+@checked
 def ef21(codec: Codec) -> Codec:
     r"""Tracks each worker's update by an estimate; the result is the mean of the estimates.
 
@@ -167,7 +168,6 @@ def ef21(codec: Codec) -> Codec:
     Differs from the paper: estimates start at 0, so that the first one is :math:`C(x_i^0)`. The
     update is the estimate after this step's message, not before it.
     """
-    require_codec(codec, user="ef21")
     return shifted(
         codec,
         rate=lambda size, workers: 1.0,
@@ -175,7 +175,8 @@ def ef21(codec: Codec) -> Codec:
     )
 
 
-def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
+@checked
+def diana(codec: Codec, *, alpha: Annotated[float, Range(least=0, most=1)] | None = None) -> Codec:
     r"""Quantizes the difference between the update and a shift, which tracks this worker's updates.
 
     .. math:: m_i = Q(x_i - h_i), \qquad \bar x \approx h + \frac{1}{n} \sum_i m_i, \qquad
@@ -223,8 +224,6 @@ def diana(codec: Codec, *, alpha: float | None = None) -> Codec:
     Differs from the paper: any unbiased codec, instead of its ternary one.
     """
     omega = require_unbiased(codec, "diana")
-    if alpha is not None and (not isinstance(alpha, int | float) or not 0 <= alpha <= 1):
-        raise ValueError(f"`alpha` must be a Python float in [0, 1], or None, got {alpha!r}.")
 
     def rate(size: int, workers: int) -> float:
         return 1 / (1 + omega(size, workers)) if alpha is None else float(alpha)

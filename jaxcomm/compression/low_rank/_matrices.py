@@ -7,15 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Context, PyTree
-from jaxcomm._require import remedy
-
-
-def require_count(name: str, value: int, least: int) -> None:
-    """Raises unless `value` is a Python int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(
-            f"`{name}` must be a Python int of at least {least}, got {value!r}. {remedy(name)}"
-        )
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

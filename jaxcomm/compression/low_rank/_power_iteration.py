@@ -1,13 +1,13 @@
 """One step of a power iteration per training step: PowerSGD's, or ACP-SGD's of one factor."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Coins, Context, Fast, Memory, PyTree
-from jaxcomm._require import combine_of, require_codec
+from jaxcomm._require import Natural, Positive, checked, combine_of
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._scaled import contraction_of
 from jaxcomm.compression.low_rank._matrices import (
@@ -15,7 +15,6 @@ from jaxcomm.compression.low_rank._matrices import (
     matrix_shape,
     multiplied,
     product,
-    require_count,
 )
 
 
@@ -31,7 +30,10 @@ class RightFactor(NamedTuple):
     values: jax.Array  # float32[columns, rank + drawn], M^T B; or the unit itself
 
 
-def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None) -> Codec:
+@checked
+def power_iteration(
+    rank: Positive, *, drawn: Natural = 1, memory_rank: Positive | None = None
+) -> Codec:
     r"""Sends two thin factors of a matrix, which all workers project on one basis.
 
     .. math:: P = \sum_i M_i Q, \qquad B = \operatorname{orth}([P, R]), \qquad
@@ -86,11 +88,9 @@ def power_iteration(rank: int, *, drawn: int = 1, memory_rank: int | None = None
     their largest magnitude, since :math:`P` would otherwise grow with the square of the update.
     Householder reflections orthogonalize, instead of Gram-Schmidt.
     """
-    require_count("rank", rank, 1)
-    require_count("drawn", drawn, 0)
 
-    if memory_rank is not None:
-        require_count("memory_rank", memory_rank, rank)
+    if memory_rank is not None and memory_rank < rank:
+        raise ValueError(f"`memory_rank` must be at least `rank`={rank}, got {memory_rank}.")
 
     def is_smaller(shape: tuple[int, ...], kept: int) -> bool:
         """Whether factors with `kept` columns of Q have fewer numbers than the unit."""
@@ -204,7 +204,6 @@ def _of_encode(functions: tuple[str, ...]) -> tuple[str, ...]:
 
 def _require_factor_codec(codec: Codec) -> None:
     """Raises unless the payloads of factors can be summed, without memory or a capacity."""
-    require_codec(codec, "factor_codec", user="projection")
     if codec.combine != "sum":
         raise ValueError(
             "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
@@ -249,8 +248,9 @@ def _claims(factor_codec: Codec | None) -> Claims:
     return Claims(contraction=lambda size, workers: 1 / (2 * max(size, 1) ** 2))
 
 
+@checked
 def projection(
-    rank: int, side: Side, *, drawn: int = 1, factor_codec: Codec | None = None
+    rank: Positive, side: Side, *, drawn: Natural = 1, factor_codec: Codec | None = None
 ) -> Codec:
     r"""Projects a matrix on a basis of one side; the mean is the basis of the other side's step.
 
@@ -312,10 +312,6 @@ def projection(
     Differs from the paper: the random columns are new, factors are divided by the largest magnitude
     of each column, and Householder reflections orthogonalize.
     """
-    require_count("rank", rank, 1)
-    require_count("drawn", drawn, 0)
-    if side not in get_args(Side):
-        raise ValueError(f"`side` must be one of {get_args(Side)}, got {side!r}.")
     if factor_codec is not None:
         _require_factor_codec(factor_codec)
     on_right = side == "right"

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Memory
+from jaxcomm._require import Positive, checked
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.low_rank._matrices import (
     as_matrix,
     matrix_shape,
     product,
-    require_count,
 )
 from pallas_kernels._dispatch import nondifferentiable
 
@@ -68,7 +68,8 @@ def _codes(values: jax.Array, count: int) -> jax.Array:
     return jnp.where(excess <= codes[0] >> 10, reduced, _systematic.shrink(codes, count))
 
 
-def spectral_sampling(rank: int) -> Codec:
+@checked
+def spectral_sampling(rank: Positive) -> Codec:
     r"""Sends `rank` singular components of a matrix, drawn with ATOMO's probabilities; unbiased.
 
     .. math:: M = \sum_j \sigma_j u_j v_j^T, \qquad
@@ -125,7 +126,6 @@ def spectral_sampling(rank: int) -> Codec:
     are rounded to multiples of about :math:`s / 2^{31}`, and components are divided by these
     rounded probabilities.
     """
-    require_count("rank", rank, 1)
 
     def is_exact(shape: tuple[int, ...]) -> bool:
         rows, columns = matrix_shape(shape)

@@ -1,7 +1,7 @@
 """Stochastic rounding to levels that follow the distribution of the coordinates."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._require import Range, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import over_peak
@@ -94,7 +95,8 @@ def _sampled(magnitudes: jax.Array) -> tuple[jax.Array, jax.Array]:
     return sample, jnp.repeat(jnp.array([stride, 1], jnp.float32), len(blocks))
 
 
-def adaptive_levels(*, levels: int = 3) -> Codec:
+@checked
+def adaptive_levels(*, levels: Annotated[int, Range(least=1, most=127)] = 3) -> Codec:
     r"""Unbiased stochastic rounding to levels fitted to the array for least variance.
 
     .. math:: Q(x)_j = \operatorname{sgn}(x_j) \cdot \begin{cases}
@@ -145,11 +147,6 @@ def adaptive_levels(*, levels: int = 3) -> Codec:
     fits a truncated normal distribution to all buckets from time to time. Norms are largest
     magnitudes; no Huffman code follows.
     """
-    if not isinstance(levels, int) or isinstance(levels, bool) or not 1 <= levels <= 127:
-        raise ValueError(
-            f"`levels` must be a Python int in [1, 127], got {levels!r}: it decides shapes. Under "
-            "`optax.inject_hyperparams` pass `static_args=('levels',)`."
-        )
     bits = (2 * levels + 1).bit_length()
 
     def measure(context: Context, x: jax.Array) -> Levels:

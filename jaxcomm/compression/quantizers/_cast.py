@@ -1,6 +1,5 @@
 """Narrow floats, also in blocks that share a power of two: MXFP8, and block-scaled int8 and fp8."""
 
-import numbers
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
+from jaxcomm._require import checked
 from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels import block_float as ops
 from pallas_kernels._dispatch import nondifferentiable
@@ -132,6 +132,7 @@ class BlockFloatPayload(NamedTuple):
     exponents: jax.Array  # uint8[ceil(size / block_size)], of scales 2**(exponent - 127)
 
 
+@checked
 def block_float(
     dtype: Literal["float8_e4m3fn", "float8_e5m2", "int8"] = "float8_e4m3fn",
     *,
@@ -185,12 +186,8 @@ def block_float(
     Differs from the paper: scales are rounded up and not down, so that nothing is clipped; rounding
     may be stochastic; a block may have more than 32 numbers.
     """
-    if dtype not in FORMATS:
-        raise ValueError(f"`dtype` must be one of {tuple(FORMATS)}, got {dtype!r}.")
-    if not (isinstance(block_size, numbers.Integral) and block_size in BLOCK_SIZES):
+    if block_size not in BLOCK_SIZES:
         raise ValueError(f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.")
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"`rounding` must be one of {ROUNDINGS}, got {rounding!r}.")
     omega = FORMATS[dtype].error(block_size)
 
     def encode(context: Context, x: jax.Array) -> tuple[BlockFloatPayload, Memory]:

@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
+from jaxcomm._require import Range, checked
 from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
 from jaxcomm.compression._means import over_peak
 from pallas_kernels._dispatch import nondifferentiable
@@ -211,14 +212,6 @@ def variance_constant(size: int, levels: int, workers: int) -> float:
     return min(size / levels**2, (size / workers) ** 0.5 / levels)
 
 
-def _require_static(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, int):
-        raise ValueError(
-            f"`{name}` must be a Python int, got {value!r}: it decides shapes on the wire. Under "
-            f"`optax.inject_hyperparams` pass `static_args=('levels', 'bits')`."
-        )
-
-
 def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) -> jax.Array:
     r"""The codes of :func:`pallas_kernels.quantize.quantize`, unpacked.
 
@@ -243,9 +236,10 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
     return quantize(x, norm, _noise.seeds(key), levels=levels, bits=32)
 
 
+@checked
 def dither(
     *,
-    levels: int | None = None,
+    levels: Annotated[int, Range(least=1, most=MOST_LEVELS)] | None = None,
     bits: int | None = None,
     norm: Literal["max", "l2"] = "max",
 ) -> Codec:
@@ -301,14 +295,8 @@ def dither(
     distribution is the same. The released code of Global-QSGD uses 127/n levels, not rounded down,
     and may overflow; here the sum of the codes always fits.
     """
-    _require_static("levels", levels)
-    _require_static("bits", bits)
-    if levels is not None and not 1 <= levels <= MOST_LEVELS:
-        raise ValueError(f"`levels` must be in [1, {MOST_LEVELS}], got {levels}.")
     if bits is not None and bits not in WIDTHS:
         raise ValueError(f"`bits` must be in [2, 16], or 32, got {bits}.")
-    if norm not in NORMS:
-        raise ValueError(f"`norm` must be one of {tuple(NORMS)}, got {norm!r}.")
     chosen = NORMS[norm]
     if levels is None and bits is None:
         levels = DEFAULT_LEVELS

@@ -1,13 +1,14 @@
 """Stochastic rounding to equally spaced levels between the least and the largest coordinate."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
+from jaxcomm._require import Range, checked
 from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
 from jaxcomm.compression.quantizers._dither import round_to_levels, small_peak
 from pallas_kernels._dispatch import nondifferentiable
@@ -54,7 +55,8 @@ def _mean_level(codes: jax.Array, levels: int) -> jax.Array:
     return jnp.minimum(jnp.floor(mean + 0.5).astype(jnp.int32), levels - 1)
 
 
-def min_max_dither(*, levels: int) -> Codec:
+@checked
+def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) -> Codec:
     r"""Stochastic rounding to :math:`k` equally spaced levels between minimum and maximum.
 
     .. math:: Q(x)_j = x_{\min} + \frac{x_{\max} - x_{\min}}{k - 1} \left\lfloor
@@ -101,13 +103,6 @@ def min_max_dither(*, levels: int) -> Codec:
     codec has the paper's variable length. Variable-length codes send differences to the mean code,
     modulo `levels`, and the mean code as one more int32.
     """
-    if not isinstance(levels, int) or isinstance(levels, bool):
-        raise ValueError(
-            f"`levels` must be a Python int, got {levels!r}: it decides shapes on the wire. Under "
-            "`optax.inject_hyperparams` pass `static_args=('levels',)`."
-        )
-    if not 2 <= levels <= MOST_LEVELS:
-        raise ValueError(f"`levels` must be in [2, {MOST_LEVELS}], got {levels}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
         statistics = context.statistics

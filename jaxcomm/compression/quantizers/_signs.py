@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
+from jaxcomm._require import AboveZero, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_magnitude, mean_where
 from jaxcomm.compression.quantizers import _dither
@@ -231,7 +232,8 @@ class FixedThresholdPayload(NamedTuple):
     codes: jax.Array  # uint32[ceil(size / lanes)], int8[shape] or int32[shape]
 
 
-def fixed_threshold(threshold: float) -> Codec:
+@checked
+def fixed_threshold(threshold: AboveZero) -> Codec:
     r"""Ternary codes with a fixed threshold :math:`\tau`; no statistics are sent.
 
     .. math:: C(x)_j = \begin{cases} \tau \operatorname{sgn}(x_j) & |x_j| \ge \tau \\
@@ -278,9 +280,6 @@ def fixed_threshold(threshold: float) -> Codec:
     Differs from the paper: codes are dense. The paper sends an entropy-coded index and a sign for
     each nonzero; :func:`jaxcomm.compression.sparsifiers.threshold` sends indices.
     """
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not number or not 0 < threshold < math.inf:
-        raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
 
     def encode(context: Context, x: jax.Array) -> tuple[FixedThresholdPayload, Memory]:
         (x,) = nondifferentiable("fixed_threshold", x)

@@ -1,12 +1,13 @@
 """Dithering with few levels: ternary codes, and the nonzero codes alone."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory, PyTree
+from jaxcomm._require import AboveZero, Positive, Range, checked
 from jaxcomm.compression import _support
 from jaxcomm.compression._bits import require_countable, rounded_normal
 from jaxcomm.compression._means import over_peak
@@ -33,7 +34,8 @@ def _clipped(x: jax.Array, clip: float) -> jax.Array:
     return jnp.clip(x, -limit, limit)
 
 
-def ternary(*, clip: float | None = None) -> Codec:
+@checked
+def ternary(*, clip: AboveZero | None = None) -> Codec:
     r"""TernGrad's codes: unbiased rounding of each magnitude to the largest one or to 0.
 
     .. math:: Q(x)_j = s\, \operatorname{sgn}(x_j)\, b_j, \qquad
@@ -78,13 +80,6 @@ def ternary(*, clip: float | None = None) -> Codec:
     Differs from the paper: standard deviations are about 0 and not about the mean, so that a leaf
     of one coordinate, or of equal ones, is not clipped to nothing.
     """
-    if clip is not None and (
-        not isinstance(clip, int | float) or isinstance(clip, bool) or not clip > 0
-    ):
-        raise ValueError(
-            f"`clip` must be a positive Python number of standard deviations, or None, got "
-            f"{clip!r}. Under `optax.inject_hyperparams` pass `static_args=('clip',)`."
-        )
     codec = dither(levels=1).replace(scope="leaf")
     if clip is None:
         return codec.replace(
@@ -115,10 +110,11 @@ class SparseDitherPayload(NamedTuple):
     total: jax.Array  # uint32[]
 
 
+@checked
 def sparse_dither(
     *,
-    levels: int = 1,
-    capacity: int,
+    levels: Annotated[int, Range(least=1, most=2**15 - 1)] = 1,
+    capacity: Positive,
     norm: Literal["max", "l2"] = "l2",
     overflow: Policy = "nan",
 ) -> Codec:
@@ -162,12 +158,6 @@ def sparse_dither(
       >>> print(codec.decode(context, payload)[7])
       -3.0
     """
-    if not isinstance(levels, int) or not 1 <= levels <= 2**15 - 1:
-        raise ValueError(f"`levels` must be a Python int in [1, 32767], got {levels}.")
-    if not isinstance(capacity, int) or capacity < 1:
-        raise ValueError(f"`capacity` must be a Python int of at least 1, got {capacity}.")
-    if norm not in _dither.NORMS:
-        raise ValueError(f"`norm` must be one of {tuple(_dither.NORMS)}, got {norm!r}.")
     chosen, field = _dither.NORMS[norm], _dither.choose_field(levels, None, 1)
 
     def codes_of(context: Context, x: jax.Array) -> jax.Array:

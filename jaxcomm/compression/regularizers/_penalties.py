@@ -1,15 +1,14 @@
 """Regularizers that make coordinates, rows or blocks of weights zero."""
 
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm._contract import PyTree
-from jaxcomm._require import remedy
+from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.regularizers._proximal import (
     Regularizer,
@@ -21,15 +20,6 @@ from jaxcomm.compression.regularizers._proximal import (
 
 Mask: TypeAlias = Callable[[PyTree], PyTree] | PyTree
 Threshold: TypeAlias = Callable[[jax.Array, jax.Array | float], jax.Array]
-
-
-def _require_strength(strength: Any) -> None:
-    if isinstance(strength, jax.Array):
-        return
-    if isinstance(strength, bool) or not isinstance(strength, int | float):
-        raise ValueError(f"`strength` must be a number of at least 0, got {strength!r}.")
-    if not 0 <= strength < math.inf:
-        raise ValueError(f"`strength` must be finite and at least 0, got {strength!r}.")
 
 
 def _norms(rows: jax.Array) -> jax.Array:
@@ -47,7 +37,6 @@ def _of_leaves(
     value_of: Callable[[jax.Array], jax.Array],
 ) -> Regularizer:
     """The regularizer that treats each leaf of the mask by itself."""
-    _require_strength(strength)
 
     def chosen(params: PyTree) -> PyTree:
         flags = mask(params) if callable(mask) else mask
@@ -68,7 +57,8 @@ def _of_leaves(
     return Regularizer(value, operator)
 
 
-def l1(strength: jax.Array | float, mask: Mask = True) -> Regularizer:
+@checked
+def l1(strength: AtLeastZero | jax.Array, mask: Mask = True) -> Regularizer:
     r"""The sum of magnitudes, which makes single coordinates zero: soft thresholding.
 
     .. math:: r(x) = \lambda \|x\|_1
@@ -100,7 +90,8 @@ def l1(strength: jax.Array | float, mask: Mask = True) -> Regularizer:
     return _of_leaves(strength, mask, soft_threshold, lambda x: jnp.sum(jnp.abs(wide_of(x))))
 
 
-def group_lasso(strength: jax.Array | float, mask: Mask = True) -> Regularizer:
+@checked
+def group_lasso(strength: AtLeastZero | jax.Array, mask: Mask = True) -> Regularizer:
     r"""The sum of the norms of rows, which makes whole rows zero: group soft thresholding.
 
     .. math:: r(x) = \lambda \sum_g \sqrt{m_g}\, \|x_g\|_2
@@ -137,7 +128,10 @@ def group_lasso(strength: jax.Array | float, mask: Mask = True) -> Regularizer:
     return _of_leaves(strength, mask, group_soft_threshold, value_of)
 
 
-def block_lasso(strength: jax.Array | float, block_size: int, mask: Mask = True) -> Regularizer:
+@checked
+def block_lasso(
+    strength: AtLeastZero | jax.Array, block_size: Positive, mask: Mask = True
+) -> Regularizer:
     r"""The sum of the norms of blocks, which makes whole blocks zero: block soft thresholding.
 
     .. math:: r(x) = \lambda \sum_b \sqrt{m_b}\, \|x_b\|_2
@@ -167,11 +161,6 @@ def block_lasso(strength: jax.Array | float, block_size: int, mask: Mask = True)
       Yuan, Lin, `Model Selection and Estimation in Regression with Grouped Variables
       <https://doi.org/10.1111/j.1467-9868.2005.00532.x>`_, 2006.
     """
-    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
-        raise ValueError(
-            f"`block_size` must be a Python int of at least 1, got {block_size!r}. "
-            f"{remedy('block_size')}"
-        )
 
     def value_of(x: jax.Array) -> jax.Array:
         flat, whole = wide_of(x).ravel(), x.size // block_size * block_size

@@ -79,21 +79,6 @@ class Sketch(NamedTuple):
 MakeSketch: TypeAlias = Callable[[tuple[int, ...]], Sketch]
 
 
-def require_positive(name: str, number: float) -> None:
-    """Raises unless the option is a positive finite Python number."""
-    if not isinstance(number, int | float) or not 0 < number < math.inf:
-        raise ValueError(
-            f"`{name}` must be a positive Python float, got {number!r}: it decides shapes on the "
-            f"wire. Under `optax.inject_hyperparams` pass `static_args=('{name}',)`."
-        )
-
-
-def require_rows(rows: int) -> None:
-    """Raises unless `rows` is valid."""
-    if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"`rows` must be a Python int in [1, {MOST_ROWS}], got {rows!r}.")
-
-
 def make_sketch(
     density: float, sketch_ratio: float, rows: int, granularity: Granularity
 ) -> MakeSketch:
@@ -102,10 +87,6 @@ def make_sketch(
     Raises:
       ValueError: If an option is out of range.
     """
-    _support.require_density(density)
-    require_positive("sketch_ratio", sketch_ratio)
-    require_rows(rows)
-    _support.require_granularity(granularity)
 
     def sketch_of(shape: tuple[int, ...]) -> Sketch:
         parts = _support.parts_of(shape, granularity)

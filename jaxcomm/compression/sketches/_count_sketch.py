@@ -1,13 +1,14 @@
 """A count-sketch of all coordinates."""
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
-from jaxcomm.compression.sketches._cells import require_positive, require_rows
+from jaxcomm._require import AboveZero, Range, checked
+from jaxcomm.compression.sketches._cells import MOST_ROWS
 from pallas_kernels import count_sketch as ops
 
 Estimate = Literal["mean", "median"]
@@ -24,10 +25,11 @@ class CountSketchPayload(NamedTuple):
     table: jax.Array  # float32[rows, columns]
 
 
+@checked
 def count_sketch(
     *,
-    sketch_ratio: float,
-    rows: int = 1,
+    sketch_ratio: AboveZero,
+    rows: Annotated[int, Range(least=1, most=MOST_ROWS)] = 1,
     decode: Estimate = "mean",
     hashing: Hashing | None = None,
 ) -> Codec:
@@ -76,12 +78,6 @@ def count_sketch(
       Charikar, Chen, Farach-Colton, `Finding frequent items in data streams
       <https://doi.org/10.1016/S0304-3975(03)00400-6>`_, 2004.
     """
-    require_positive("sketch_ratio", sketch_ratio)
-    require_rows(rows)
-    chosen = "tiles" if hashing is None else hashing
-    for name, value, choices in (("decode", decode, Estimate), ("hashing", chosen, Hashing)):
-        if value not in get_args(choices):
-            raise ValueError(f"`{name}` must be one of {get_args(choices)}, got {value!r}.")
 
     def table_of(size: int) -> tuple[int, Hashing]:
         """The number of columns, and the hashing."""

@@ -1,18 +1,20 @@
 """S2 Reducer: a bitmap of the nonzero parts, and a count-sketch of their values or 8-bit codes."""
 
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import _axis, _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._require import AboveZero, Range, Share, checked
 from jaxcomm.compression import _support
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._overflow import Policy, choose_form, decoded_to_nan, nan_unless
 from jaxcomm.compression._support import Granularity
 from jaxcomm.compression.quantizers._dither import NORMS, choose_field
 from jaxcomm.compression.sketches._cells import (
+    MOST_ROWS,
     S2Payload,
     S2Statistics,
     Sketch,
@@ -40,11 +42,12 @@ def _estimate(
     return jnp.where(peeled.solved, peeled.values, estimate(peeled.rest, cells, "mean"))
 
 
+@checked
 def s2_sketch(
     *,
-    density: float,
-    sketch_ratio: float,
-    rows: int = 1,
+    density: Share,
+    sketch_ratio: AboveZero,
+    rows: Annotated[int, Range(least=1, most=MOST_ROWS)] = 1,
     granularity: Granularity = "row",
     decode: Decode = "mean",
     overflow: Policy = "nan",
@@ -104,8 +107,6 @@ def s2_sketch(
       Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
     """
     sketch_of = make_sketch(density, sketch_ratio, rows, granularity)
-    if decode not in get_args(Decode):
-        raise ValueError(f"`decode` must be one of {get_args(Decode)}, got {decode!r}.")
     if decode == "peel" and rows < 2:
         raise ValueError(
             f"`decode`='peel' needs `rows` of 2 or more, best 3, got {rows}: peeling cannot "
@@ -181,11 +182,12 @@ def _wrap_to_int8(sums: jax.Array) -> jax.Array:
     return sums.astype(jnp.int8).astype(jnp.int32)
 
 
+@checked
 def s2_codes(
     *,
-    density: float,
-    sketch_ratio: float,
-    rows: int = 3,
+    density: Share,
+    sketch_ratio: AboveZero,
+    rows: Annotated[int, Range(least=2, most=MOST_ROWS)] = 3,
     granularity: Granularity = "row",
     overflow: Policy = "nan",
 ) -> Codec:
@@ -245,11 +247,6 @@ def s2_codes(
     Differs from the papers: neither of them sketches codes or peels.
     """
     sketch_of = make_sketch(density, sketch_ratio, rows, granularity)
-    if rows < 2:
-        raise ValueError(
-            f"`rows` must be at least 2 for 8-bit codes, best 3, got {rows}: peeling cannot "
-            "resolve collisions in a single row."
-        )
 
     def measure(context: Context, x: jax.Array) -> S2Statistics:
         (x,) = nondifferentiable("s2_sketch", x)

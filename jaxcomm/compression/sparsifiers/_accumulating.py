@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Codec, Context, Diagnostics, Entries, Fast, Memory, scattered
+from jaxcomm._require import AboveZero, Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import MOST, require_countable
 from jaxcomm.compression._means import peak
@@ -32,12 +33,8 @@ class AdaCompPayload(NamedTuple):
     scale: jax.Array  # float32[]
 
 
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`{name}` must be a Python int of at least 1, got {value!r}.")
-
-
-def ada_comp(*, block_size: int = 500, capacity: int = 5) -> Codec:
+@checked
+def ada_comp(*, block_size: Positive = 500, capacity: Positive = 5) -> Codec:
     r"""Sends the coordinates close to the largest accumulated magnitude of their bin.
 
     .. math:: G = e + x, \qquad H = G + x, \qquad g_b = \max_{j \in b} |G_j|, \qquad
@@ -86,8 +83,6 @@ def ada_comp(*, block_size: int = 500, capacity: int = 5) -> Codec:
     Differs from the paper: the capacity of each bin is limited. A symbol takes the bits it needs,
     instead of 8 or 16.
     """
-    _require_positive("block_size", block_size)
-    _require_positive("capacity", capacity)
 
     def bins_of(size: int) -> tuple[int, int, int]:
         """The number of bins, the size of each, and the number of entries sent for each."""
@@ -171,12 +166,13 @@ def _power_of_two(exponents: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(exponents << 23, jnp.float32)
 
 
+@checked
 def variance_based(
     *,
-    alpha: float = 1.0,
-    decay: float = 0.999,
-    ratio: float | None = None,
-    k: int | None = None,
+    alpha: AboveZero = 1.0,
+    decay: Share = 0.999,
+    ratio: Share | None = None,
+    k: Positive | None = None,
 ) -> Codec:
     r"""Sends coordinates whose accumulated gradient is larger than its noise.
 
@@ -230,10 +226,6 @@ def variance_based(
     so nothing is lost. The capacity is limited. The powers of two are relative to the largest of a
     layer. The codec keeps :math:`\sqrt v`, which does not overflow.
     """
-    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise ValueError(f"`alpha` must be a positive finite number, got {alpha!r}.")
-    if not isinstance(decay, int | float) or not 0 < decay <= 1:
-        raise ValueError(f"`decay` must be a number in (0, 1], got {decay!r}.")
     kept = make_count(ratio, k)
 
     def layout_of(size: int) -> IndexCode:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
-from jaxcomm._require import remedy
+from jaxcomm._require import Positive, checked
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.quantizers._dither import l2_norm
@@ -154,7 +154,8 @@ _RULES: dict[str, Callable[[int], _Rule]] = {
 }
 
 
-def block_coordinate(blocks: int, order: Order = "cyclic") -> Codec:
+@checked
+def block_coordinate(blocks: Positive, order: Order = "cyclic") -> Codec:
     r"""One of :math:`B` blocks of consecutive coordinates per step, the same on all workers.
 
     .. math:: C(x)_j = \begin{cases} x_j & j \in S_b \\ 0 & \text{otherwise} \end{cases}, \qquad
@@ -218,12 +219,6 @@ def block_coordinate(blocks: int, order: Order = "cyclic") -> Codec:
     of all blocks. Norms of the workers' own gradients would not do: they do not vanish at the
     optimum if data differ.
     """
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
-        raise ValueError(
-            f"`blocks` must be a Python int of at least 1, got {blocks!r}. {remedy('blocks')}"
-        )
-    if order not in _RULES:
-        raise ValueError(f"`order` must be one of {get_args(Order)}, got {order!r}.")
     rule = _RULES[order](blocks)
 
     def encode(context: Context, x: jax.Array) -> tuple[BlockPayload, Memory]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._require import Share, checked
 from jaxcomm.compression import _bits, _support
 from jaxcomm.compression._means import headroom, over_peak
 from jaxcomm.compression._overflow import (
@@ -29,9 +30,10 @@ from jaxcomm.compression.sparsifiers._sparse import (
 )
 
 
+@checked
 def nonzero(
     *,
-    density: float,
+    density: Share,
     granularity: Granularity = "row",
     value_dtype: Any = jnp.float32,
     overflow: Policy = "nan",
@@ -81,8 +83,6 @@ def nonzero(
       Renggli et al., `SparCML: High-Performance Sparse Communication for Machine Learning
       <https://doi.org/10.1145/3295500.3356222>`_, 2019 (the sparse all-gather).
     """
-    _support.require_density(density)
-    _support.require_granularity(granularity)
     dtype = require_value_dtype(value_dtype)
 
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int, IndexCode]:
@@ -136,8 +136,9 @@ class UnionPayload(NamedTuple):
     values: jax.Array  # float32[room, width]
 
 
+@checked
 def nonzero_union(
-    *, density: float, granularity: Granularity = "row", overflow: Policy = "nan"
+    *, density: Share, granularity: Granularity = "row", overflow: Policy = "nan"
 ) -> Codec:
     r"""Sends the union of all workers' supports, compacted: summable, and exact if it fits.
 
@@ -185,8 +186,6 @@ def nonzero_union(
     one after the other. Here the bitmaps are reduced first, and the capacity is fixed at trace
     time, as XLA requires.
     """
-    _support.require_density(density)
-    _support.require_granularity(granularity)
 
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int]:
         parts = _support.parts_of(shape, granularity)

@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
+from jaxcomm._require import Positive, Share, checked
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import headroom, over_peak
 from jaxcomm.compression.sparsifiers._largest import count_true, kth_largest
@@ -42,7 +43,8 @@ def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
     return found.astype(jnp.uint32)
 
 
-def random_k(*, ratio: float | None = None, k: int | None = None) -> Codec:
+@checked
+def random_k(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     r""":math:`k` coordinates drawn at random, the same on all workers; unbiased.
 
     .. math:: Q(x)_j = \begin{cases} \frac{d}{k} x_j & j \in S \\ 0 & \text{otherwise} \end{cases},
@@ -148,7 +150,8 @@ def _codes(x: jax.Array, count: int) -> jax.Array:
     return jnp.where(excess > 0, _systematic.shrink(codes, count), codes)
 
 
-def wangni(*, ratio: float | None = None, k: int | None = None) -> Codec:
+@checked
+def wangni(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     r"""Draws about :math:`k` coordinates with probabilities that grow with magnitude; unbiased.
 
     .. math:: Q(x)_j = \begin{cases} x_j / p_j & \text{with probability } p_j \\

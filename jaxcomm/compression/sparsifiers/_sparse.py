@@ -180,18 +180,9 @@ def make_count(ratio: float | None, k: int | None) -> Count:
     if (ratio is None) == (k is None):
         raise ValueError(f"Pass exactly one of `ratio` and `k`, got `ratio`={ratio} and `k`={k}.")
     if k is not None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(
-                f"`k` must be a Python int of at least 1, got {k!r}: it decides shapes on the "
-                "wire. Under `optax.inject_hyperparams` pass `static_args=('k',)`."
-            )
         return lambda size: min(k, require_countable(size))
-    if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        raise ValueError(
-            f"`ratio` must be a Python float in (0, 1], got {ratio!r}: it decides shapes on the "
-            "wire. Under `optax.inject_hyperparams` pass `static_args=('ratio',)`."
-        )
-    return lambda size: min(max(round(ratio * require_countable(size)), 1), size)
+    share = 1.0 if ratio is None else ratio
+    return lambda size: min(max(round(share * require_countable(size)), 1), size)
 
 
 def require_value_dtype(value_dtype: Any) -> jnp.dtype:

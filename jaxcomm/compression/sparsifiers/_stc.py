@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
+from jaxcomm._require import Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._means import mean_where
 from jaxcomm.compression.sparsifiers._largest import largest, largest_of_each_sign, places
@@ -31,7 +32,8 @@ class TernaryPayload(NamedTuple):
     mean: jax.Array  # float32[], the magnitude of each coordinate sent
 
 
-def stc(*, ratio: float | None = None, k: int | None = None) -> Codec:
+@checked
+def stc(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     r"""Sparse ternary compression: sends the indices, signs and mean magnitude of the top k.
 
     .. math:: T_j = \begin{cases} \mu \operatorname{sgn}(x_j) & j \in S = \mathrm{top}_k |x| \\
@@ -117,7 +119,8 @@ class BinaryPayload(NamedTuple):
     mean: jax.Array  # float32[], signed, the value of each coordinate sent
 
 
-def sbc(*, ratio: float | None = None, k: int | None = None) -> Codec:
+@checked
+def sbc(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     r"""Sparse binary compression: sends the indices and the mean of the k largest of one sign.
 
     .. math:: P_\pm = \text{the } k \text{ largest of } \max(\pm x, 0), \qquad

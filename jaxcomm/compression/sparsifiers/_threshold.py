@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._require import AboveZero, Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import how_many, mean_where
@@ -35,11 +36,12 @@ from jaxcomm.compression.sparsifiers._sparse import (
 from pallas_kernels._dispatch import nondifferentiable
 
 
+@checked
 def threshold(
-    threshold: float,
+    threshold: AboveZero,
     *,
-    ratio: float | None = None,
-    k: int | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
     value_dtype: Any = jnp.float32,
     overflow: Policy = "nan",
 ) -> Codec:
@@ -94,9 +96,6 @@ def threshold(
     Differs from the papers: the capacity is limited. Strom sends :math:`\pm \lambda` instead of
     :math:`x_j`.
     """
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not number or not 0 < threshold < math.inf:
-        raise ValueError(f"`threshold` must be a positive finite number, got {threshold!r}.")
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
 
     def layout_of(size: int) -> IndexCode:
@@ -133,7 +132,8 @@ class TwoMeansPayload(NamedTuple):
     means: jax.Array  # float32[2], mean magnitudes of positive and of negative coordinates
 
 
-def adaptive_threshold(*, ratio: float) -> Codec:
+@checked
+def adaptive_threshold(*, ratio: Share) -> Codec:
     r"""Sends the largest coordinates of each sign, in the same fraction, as the mean of each sign.
 
     .. math:: m_\pm = \max(\lfloor r\, p_\pm \rfloor, 1), \qquad
@@ -180,9 +180,6 @@ def adaptive_threshold(*, ratio: float) -> Codec:
 
     Differs from the paper: the largest are found exactly, and no Huffman code follows.
     """
-    if ratio is None:
-        raise ValueError("`ratio` must be a Python float in (0, 1], got None.")
-    make_count(ratio, None)
 
     def capacity(size: int) -> int:
         # Rounds down the count of each sign, but to at least 1.

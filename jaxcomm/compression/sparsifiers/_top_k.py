@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Context, Entries, Fast, Memory, scattered
+from jaxcomm._require import Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._means import mean_where
@@ -65,12 +66,13 @@ def _largest_of_blocks(flat: jax.Array, kept: Count, block_size: int | None) -> 
     return largest(filled, kept(width), jnp.abs) + first
 
 
+@checked
 def top_k(
     *,
-    ratio: float | None = None,
-    k: int | None = None,
-    block_size: int | None = None,
-    sample_ratio: float | None = None,
+    ratio: Share | None = None,
+    k: Positive | None = None,
+    block_size: Positive | None = None,
+    sample_ratio: Share | None = None,
     value_dtype: Any = jnp.float32,
 ) -> Codec:
     r"""Sends the :math:`k` coordinates of largest magnitude.
@@ -115,12 +117,9 @@ def top_k(
       Stich et al., `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
     """
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
-    if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
-        raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size!r}.")
-    if sample_ratio is not None and (block_size is not None or not 0 < sample_ratio <= 1):
+    if sample_ratio is not None and block_size is not None:
         raise ValueError(
-            "`sample_ratio` must be in (0, 1] and cannot be combined with `block_size`, got "
-            f"`sample_ratio`={sample_ratio} and `block_size`={block_size}."
+            f"`sample_ratio`={sample_ratio} cannot be combined with `block_size`={block_size}."
         )
 
     def layout_of(size: int) -> IndexCode:
@@ -184,8 +183,9 @@ class CoarsePayload(NamedTuple):
     magnitudes: jax.Array  # float32[blocks, 2], the smaller and the larger one of each block
 
 
+@checked
 def coarse_top_k(
-    *, ratio: float | None = None, k: int | None = None, block_size: int = 4096
+    *, ratio: Share | None = None, k: Positive | None = None, block_size: Positive = 4096
 ) -> Codec:
     r"""Sends the k coordinates of largest magnitude of each block, and 2 bits for each value.
 
@@ -234,8 +234,6 @@ def coarse_top_k(
     not say how its 2 bits are chosen; two magnitudes of each block are our choice.
     """
     kept = make_count(ratio, k)
-    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
-        raise ValueError(f"`block_size` must be a Python int of at least 1, got {block_size!r}.")
 
     def layout_of(size: int) -> IndexCode:
         blocks, width = _blocks(size, block_size)

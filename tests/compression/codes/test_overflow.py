@@ -184,22 +184,13 @@ def test_claims() -> None:
 
 def test_mistakes() -> None:
     inner = dither(levels=7)
-    for options, message in [
-        ({"room": 0.0}, r"`room` must be a positive Python float.* got 0.0"),
-        ({"room": True}, "`room` must be a positive Python float.* got True"),
-        ({"room": jnp.float32(2)}, "`room` must be .* float32"),
-        ({"overflow": "keep"}, "`overflow` must be one of .* got 'keep'"),
-    ]:
-        for code in (elias, golomb_rice, rans):
-            with pytest.raises(ValueError, match=message):
-                code(inner, **options)
     with pytest.raises(ValueError, match="`elias` needs a codec that states its integers"):
         elias(scaled_signs())
     with pytest.raises(ValueError, match=r"feedback outside: `error_feedback\(rans\(codec\)\)`"):
         rans(error_feedback(inner))
     with pytest.raises(ValueError, match="`rans` sends levels, but this codec sends indices"):
         rans(top_k(k=3))
-    with pytest.raises(ValueError, match="`elias` must be a codec"):
+    with pytest.raises(ValueError, match="`codec` of `elias` must be a codec"):
         elias(dither)
     with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
         mean_of(rans(dither(levels=4095)))(given())

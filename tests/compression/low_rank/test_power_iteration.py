@@ -492,7 +492,7 @@ def test_it_trains_in_a_chain() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"rank": 2, "memory_rank": 1}, "`memory_rank` must be a Python int of at least 2, got 1"),
+        ({"rank": 2, "memory_rank": 1}, "`memory_rank` must be at least `rank`=2, got 1"),
         ({"rank": 1, "scope": "bucket"}, "`scope` must be 'leaf', got 'bucket'"),
         ({"rank": 1, "residual_dtype": "int8"}, "`residual_dtype` must be"),
     ],

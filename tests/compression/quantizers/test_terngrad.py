@@ -59,11 +59,3 @@ def test_equal_coordinates_are_not_clipped(x: np.ndarray) -> None:
     context = context_of(codec, given)
     payload, _ = codec.encode(context, given)
     np.testing.assert_allclose(codec.decode(context.received(), payload), x, rtol=1e-6)
-
-
-@pytest.mark.parametrize("clip", [0, -1.0, True, float("nan"), "2.5", jnp.float32(2.5)])
-def test_options(clip: object) -> None:
-    with pytest.raises(ValueError, match="`clip` must be a positive Python number"):
-        ternary(clip=clip)
-    with pytest.raises(ValueError, match="`scale` must be one of"):
-        jaxcomm.terngrad(scale="layer")
