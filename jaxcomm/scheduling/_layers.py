@@ -177,9 +177,9 @@ def guarded(params: PyTree) -> PyTree:
     So JAX refuses to compute with all leaves. Otherwise a norm of all parameters would include the
     state, and add to its derivative.
     """
-    key = jax.random.key(0, impl=_GUARD)
 
     def beside(x: jax.Array) -> jax.Array:
+        key = jax.random.key(0, impl=_GUARD)
         return jnp.broadcast_to(key, (len(x), *[1] * (x.ndim - 1)))
 
     def guard(node: Any) -> Any:
