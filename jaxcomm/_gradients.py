@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
@@ -233,3 +235,52 @@ def parts_of_value(value: Any, has_model_state: bool, has_aux: bool) -> tuple[An
     if both:
         return value[0], *parts
     return (value[0], value[1], None) if has_model_state else (value[0], None, value[1])
+
+
+def same_model_state(returned: Any, received: Any) -> Any:
+    """The model state that a loss returned, as arrays.
+
+    Raises:
+      ValueError: Unless it has the structure, shapes and dtypes of the one that the loss received.
+    """
+
+    def as_array(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array):
+            return x
+        return jnp.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
+
+    new = jax.tree.map(as_array, returned)
+
+    def types(tree: Any) -> dict[str, str]:
+        return {
+            jax.tree_util.keystr(path): f"{x.dtype}{[*x.shape]}"
+            for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    found, wanted = types(new), types(received)
+    where = next((path for path in wanted if path not in found), None)
+    if where is not None:
+        raise ValueError(
+            f"`loss_fn` must return the whole model state, but what it returned lacks "
+            f"`model_state{where}`. With `has_model_state=True` it returns `(loss, model_state)`, "
+            "or, with `has_aux=True` (of `gradients=` too), `(loss, (model_state, aux))`."
+        )
+    where = next((path for path in found if path not in wanted), None)
+    if where is not None:
+        raise ValueError(
+            f"`loss_fn` returned `model_state{where}`, which the model state that it received does "
+            "not have: initialize it before the first step."
+        )
+    where = next((path for path in wanted if wanted[path] != found[path]), None)
+    if where is not None:
+        raise ValueError(
+            f"`loss_fn` returned `model_state{where}` as {found[where]}, but received it as "
+            f"{wanted[where]}: return it with the same shape and dtype."
+        )
+    containers: list[Any] = [jax.tree.structure(tree) for tree in (new, received)]
+    if containers[0] != containers[1]:
+        raise ValueError(
+            f"`loss_fn` returned the model state as {containers[0]}, but received it as "
+            f"{containers[1]}: return the same containers."
+        )
+    return new

@@ -7,7 +7,6 @@ import inspect
 import itertools
 import math
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     Annotated,
@@ -45,7 +44,7 @@ def described(value: Any) -> str:
     if isinstance(value, Codec):
         return "a codec"
     if isinstance(value, jax.Array):
-        return f"an array, {_type_of(value)}"
+        return f"an array, {value.dtype}{[*value.shape]}"
     if isinstance(value, optax.GradientTransformation):
         return "an optax transformation"
     if inspect.isfunction(value):
@@ -110,41 +109,6 @@ def require_transformation(tx: Any, option: str = "tx") -> None:
         raise ValueError(CODEC_IN_CHAIN)
     if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
-
-
-def _children(node: Any) -> tuple[Any, ...]:
-    if isinstance(node, Mapping):
-        return tuple(node.values())
-    return tuple(node) if isinstance(node, tuple | list) else ()
-
-
-def require_exchange_last(state: Any, mixing: set[int]) -> None:
-    """Raises if anything follows gossip or local steps in `optax.chain` or `optax.named_chain`.
-
-    Their states are a plain tuple and an ordered dict. The update of these methods moves a worker
-    to the mixed parameters, so a transformation of it mixes them wrongly.
-
-    Args:
-      state: The initial state.
-      mixing: The identities of the states of gossip and local steps in it.
-    """
-
-    def mixes(node: Any) -> bool:
-        return id(node) in mixing or any(map(mixes, _children(node)))
-
-    if id(state) in mixing:
-        return
-    for node in _children(state):
-        require_exchange_last(node, mixing)
-    in_turn = type(state) in (tuple, OrderedDict)
-    for node, after in itertools.pairwise(_children(state) if in_turn else ()):
-        if mixes(node) and not mixes(after):
-            raise ValueError(
-                "Gossip or local steps must be last in `optax.chain`, since they average the "
-                "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
-                "gossip.dpsgd(graph))` or `optax.chain(optax.sgd(0.1), local_sgd(period=8))`. Here "
-                "another transformation follows: place it before."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,59 +224,6 @@ def require_arrays(tree: Any, option: str) -> None:
                 "`nnx.split(model, nnx.Param, ...)`, or `equinox.partition(model, "
                 "equinox.is_inexact_array)`."
             )
-
-
-def _type_of(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
-
-
-def same_model_state(returned: Any, received: Any) -> Any:
-    """The model state that a loss returned, as arrays.
-
-    Raises:
-      ValueError: Unless it has the structure, shapes and dtypes of the one that the loss received.
-    """
-
-    def as_array(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array):
-            return x
-        return jnp.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
-
-    new = jax.tree.map(as_array, returned)
-
-    def types(tree: Any) -> dict[str, str]:
-        return {
-            jax.tree_util.keystr(path): _type_of(x)
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    found, wanted = types(new), types(received)
-    where = next((path for path in wanted if path not in found), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` must return the whole model state, but what it returned lacks "
-            f"`model_state{where}`. With `has_model_state=True` it returns `(loss, model_state)`, "
-            "or, with `has_aux=True` (of `gradients=` too), `(loss, (model_state, aux))`."
-        )
-    where = next((path for path in found if path not in wanted), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}`, which the model state that it received does "
-            "not have: initialize it before the first step."
-        )
-    where = next((path for path in wanted if wanted[path] != found[path]), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}` as {found[where]}, but received it as "
-            f"{wanted[where]}: return it with the same shape and dtype."
-        )
-    containers: list[Any] = [jax.tree.structure(tree) for tree in (new, received)]
-    if containers[0] != containers[1]:
-        raise ValueError(
-            f"`loss_fn` returned the model state as {containers[0]}, but received it as "
-            f"{containers[1]}: return the same containers."
-        )
-    return new
 
 
 _TRANSFORMATIONS = {optax.GradientTransformation, optax.GradientTransformationExtraArgs}

@@ -1,6 +1,8 @@
 """State and parameters of workers: initial ones, their specs, and those that differ by worker."""
 
+import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -35,9 +37,43 @@ from jaxcomm._require import (
     require_arrays,
     require_axis_name,
     require_clips_of_the_mean,
-    require_exchange_last,
     require_transformation,
 )
+
+
+def _children(node: Any) -> tuple[Any, ...]:
+    if isinstance(node, Mapping):
+        return tuple(node.values())
+    return tuple(node) if isinstance(node, tuple | list) else ()
+
+
+def require_exchange_last(state: Any, mixing: set[int]) -> None:
+    """Raises if anything follows gossip or local steps in `optax.chain` or `optax.named_chain`.
+
+    Their states are a plain tuple and an ordered dict. The update of these methods moves a worker
+    to the mixed parameters, so a transformation of it mixes them wrongly.
+
+    Args:
+      state: The initial state.
+      mixing: The identities of the states of gossip and local steps in it.
+    """
+
+    def mixes(node: Any) -> bool:
+        return id(node) in mixing or any(map(mixes, _children(node)))
+
+    if id(state) in mixing:
+        return
+    for node in _children(state):
+        require_exchange_last(node, mixing)
+    in_turn = type(state) in (tuple, OrderedDict)
+    for node, after in itertools.pairwise(_children(state) if in_turn else ()):
+        if mixes(node) and not mixes(after):
+            raise ValueError(
+                "Gossip or local steps must be last in `optax.chain`, since they average the "
+                "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
+                "gossip.dpsgd(graph))` or `optax.chain(optax.sgd(0.1), local_sgd(period=8))`. Here "
+                "another transformation follows: place it before."
+            )
 
 
 def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[str, int]:

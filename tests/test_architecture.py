@@ -4,6 +4,7 @@ import ast
 import inspect
 import pathlib
 import sys
+from typing import get_origin
 
 import jaxcomm
 from jaxcomm import checkpoint, gossip, launch, methods, scheduling, testing
@@ -229,6 +230,8 @@ def _resolve(name: str) -> object:
 def test_public_names_are_documented() -> None:
     for name in FUNCTIONS:
         value = _resolve(name)
+        if get_origin(value) is not None:
+            continue  # The text of an alias follows it, and only a page shows it.
         documentation = inspect.getdoc(value)
         assert documentation and not documentation.startswith(f"{name.rsplit('.')[-1]}("), name
         if inspect.isfunction(value):

@@ -19,9 +19,9 @@ def test_a_file_of_a_few_rows_asks_for_those() -> None:
 
 
 def test_rows_of_gossip_and_of_local_steps_are_asked_for_too() -> None:
-    changed = {"jaxcomm/gossip/_choco_sgd.py", "jaxcomm/synchronization/_slowmo.py"}
+    changed = {"jaxcomm/gossip/_compressed.py", "jaxcomm/synchronization/_local_sgd.py"}
     own, _ = chosen_rows([GOSSIP, LOCAL], changed)
-    assert own == {"choco_sgd", "choco_sgd_over_matcha", "slowmo"}
+    assert own == {"choco_sgd", "choco_sgd_over_matcha", "deep_squeeze", "slowmo"}
 
 
 @pytest.mark.parametrize("file", ["jaxcomm/_units.py", "tests/workers.py"])

@@ -1,7 +1,7 @@
 """Parameters and state that differ by worker: made, trained, averaged, saved."""
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,21 +127,6 @@ def test_axes_have_to_be_those_of_the_step() -> None:
         step(params, tx.init(jnp.ones(3)), jnp.ones(4))
     with pytest.raises(ValueError, match="does not have"):
         jaxcomm.replicate(jnp.ones(3), mesh_of(2), axis_name="model")
-
-
-class Named(NamedTuple):
-    per_worker: jax.Array
-
-
-@pytest.mark.parametrize("params", [{"per_worker": {"data": jnp.ones(3)}}, Named(jnp.ones(3))])
-def test_a_key_by_which_state_is_found_is_refused(params: Any) -> None:
-    """The state of an exchange has the keys of parameters: "is for 64 workers, but 8 here"."""
-    by_hand = jaxcomm.PerWorker({"data": jax.tree.map(lambda x: x[None], params)})
-    with pytest.raises(ValueError, match=r"has the key 'per_worker'.*rename it"):
-        jaxcomm.replicate(params, 2)
-    for given in (params, by_hand):
-        with pytest.raises(ValueError, match=r"has the key 'per_worker'.*rename it"):
-            jaxcomm.init(optax.sgd(0.1), given, 1)
 
 
 def test_copies_are_not_copied_again() -> None:

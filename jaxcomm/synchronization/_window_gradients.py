@@ -9,9 +9,8 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
+from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value, same_model_state
 from jaxcomm._mesh import zeros_as
-from jaxcomm._require import same_model_state
 from jaxcomm.metrics._reduced import added, apart, divided, none_yet, require_stated, together
 from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.synchronization._windows import require_stale_params

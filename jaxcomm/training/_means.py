@@ -11,8 +11,9 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._gradients import same_model_state
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import Positive, same_model_state
+from jaxcomm._require import Positive
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._coded import weigh
 from jaxcomm.metrics._reduced import apart, is_reduced, over_axes, together, values_of

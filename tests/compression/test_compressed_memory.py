@@ -96,7 +96,7 @@ def test_an_average_over_steps() -> None:
         kept = 0.5 * kept + 0.5 * (1.0 + kept)
         expected.append(kept)
     np.testing.assert_array_equal(memories.own.kept[:, 1], expected)
-    with pytest.raises(ValueError, match=r"`averaging` must be in \(0, 1\], got 0"):
+    with pytest.raises(ValueError, match=r"`averaging` must be a Python float in \(0, 1\], got 0"):
         error_feedback(top_k(k=1), averaging=0)
 
 

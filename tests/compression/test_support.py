@@ -73,6 +73,3 @@ def test_windows_of_members_are_all_of_them_once(density: float, room: int) -> N
 def test_rows_need_two_axes() -> None:
     with pytest.raises(ValueError, match="two axes or more"):
         _support.parts_of((5,), "row")
-    for wrong in ("column", 0, -3, True, 2.0):
-        with pytest.raises(ValueError, match="`granularity` must be"):
-            _support.require_granularity(wrong)

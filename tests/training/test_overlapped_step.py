@@ -223,7 +223,7 @@ def _under_jit(step: Any, **extra: Any) -> Any:
         (lambda: _second(tx=streaming(axis_name="ici")), r"averages over \['ici'\].*'data'"),
         (lambda: _second(axis_name=("data", "data")), "several distinct axes"),
         (lambda: _second(exchange_mesh=mesh_of()), "shares .* with `mesh`.*wait for each other"),
-        (lambda: streaming(overlap=4), "`overlap` must be a Python int from 0 to 3 for `period`=4"),
+        (lambda: streaming(overlap=4), "`period`=4, and `overlap` less"),
         (lambda: _called(number=3), "`number` is 3, but the state is before step 1"),
         (lambda: _called(streaming(fragments=3)), "has 3 fragments, but `tx` has 2"),
         (

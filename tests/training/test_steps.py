@@ -246,7 +246,7 @@ def test_simulated_axes_by_name() -> None:
     plain = jaxcomm.simulate(loss_fn, tx, 4)
     by_number, _, _ = plain(start(), jaxcomm.init(tx, start(), 4), data())
     chex.assert_trees_all_close(by_name, by_number, rtol=1e-6)
-    with pytest.raises(ValueError, match="names several axes: pass a dict"):
+    with pytest.raises(ValueError, match="a dict of the sizes of all axes"):
         jaxcomm.simulate(loss_fn, tx, 4, axis_name=axes)
     with pytest.raises(ValueError, match="in the same order"):
         jaxcomm.simulate(loss_fn, tx, sizes, axis_name=("ici", "dcn"))

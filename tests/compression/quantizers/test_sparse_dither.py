@@ -77,15 +77,6 @@ def test_too_little_room_is_seen_by_every_worker() -> None:
     assert np.isnan(np.asarray(results)).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [],
-)
-def test_bad_options(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        jaxcomm.sparse_global_qsgd(**options)
-
-
 def test_indices_are_as_narrow_as_they_can_be() -> None:
     # Eight indices, the word that holds eight codes, and a count, in one message.
     for size, dtype, words in ((2**16 - 1, "uint16", 8 + 2 + 2), (2**16, "uint32", 8 + 1 + 1)):
