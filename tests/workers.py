@@ -10,16 +10,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm.testing._updates import rows_of as flat
-from jaxcomm.testing._workers import (
+from jaxcomm.testing._aggregator import (
     Mode,
     aggregator,
     count,
-    draws,
     initial,
     mesh_of,
     of_one_worker,
 )
+from jaxcomm.testing._aggregator import (
+    draws_of as draws,
+)
+from jaxcomm.testing._law import rows_of as flat
 from tests.slow import slow
 
 __all__ = [

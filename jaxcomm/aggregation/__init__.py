@@ -10,10 +10,9 @@ from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._built import aggregator, coded_aggregator
 from jaxcomm.aggregation._coded import AggregatorOptions
 from jaxcomm.aggregation._delayed import delayed
-from jaxcomm.aggregation._density import gradient_density
 from jaxcomm.aggregation._exchange import Exchanged, Part, or_reduce
-from jaxcomm.aggregation._gradient_norms import gradient_norms
-from jaxcomm.aggregation._hierarchical import hierarchical
+from jaxcomm.aggregation._gradient_norms import gradient_density, gradient_norms
+from jaxcomm.aggregation._hierarchical import hierarchical, sliced
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
 from jaxcomm.aggregation._mean import mean
@@ -22,7 +21,6 @@ from jaxcomm.aggregation._ring import ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
 from jaxcomm.aggregation._sharded_server import sharded_server
 from jaxcomm.aggregation._skip_nonfinite import skip_nonfinite
-from jaxcomm.aggregation._sliced import sliced
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import warmup, warmup_schedule
 from jaxcomm.aggregation._weight_gather import weight_gather

@@ -1,13 +1,17 @@
-"""A mean over nested axes, with one aggregator per stage."""
+"""Means over two kinds of links: in stages, and shared by the devices of a worker."""
+
+from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax import lax
 
-from jaxcomm import _axis
-from jaxcomm._contract import Aggregator, AxisName, PyTree
-from jaxcomm._require import own_weight, weight_dtype
-from jaxcomm.aggregation._aggregator import axes_of, needs_whole
+from jaxcomm import _axis, _collectives
+from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm._require import checked, own_weight, weight_dtype
+from jaxcomm.aggregation._aggregator import axes_of, is_stateless, needs_whole
+from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
+from jaxcomm.aggregation._shard_local import marked, unmarked
 
 
 def hierarchical(
@@ -98,3 +102,112 @@ def hierarchical(
         tuple(name for names in reversed(axes) for name in names),
         needs_whole=needs_whole(stages),
     )
+
+
+class SlicedState(NamedTuple):
+    """The state of an aggregator for the slices, `PerWorker` over the axis of slices as well."""
+
+    inner: PyTree
+
+
+def _paths(state: PyTree) -> frozenset[str]:
+    return frozenset(
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)
+    )
+
+
+@checked
+def sliced(
+    tx: optax.GradientTransformationExtraArgs, *, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+    r"""Shares the work of an aggregator between devices whose updates are equal.
+
+    .. math:: \bar x = \big(\operatorname{tx}(x_{1,1}, \ldots, x_{n,1}), \ldots,
+        \operatorname{tx}(x_{1,m}, \ldots, x_{n,m})\big)
+
+    where :math:`x_{k,j}` is slice j of the update of worker k. The m devices of worker k all have
+    this update. Without `sliced`, each of them would send all of it to other workers, often over
+    one link that they share. Here device j aggregates slice j, and the devices then exchange the
+    aggregated slices: the slow link carries each coordinate once per worker.
+
+    `hierarchical(mean("ici"), sliced(global_qsgd("dcn"), axis_name="ici"))` averages over islands
+    of m devices. Over the fast links, it sends 1.5 times what a reduce-scatter and an all-gather
+    would: the first stage ends with the whole mean, as all stages do.
+
+    A matrix is cut along its first axis if m divides it. Other leaves are flattened, and padded
+    with zeros. Each slice has separate statistics, random draws and memory.
+
+    Args:
+      tx: An aggregator over other axes.
+      axis_name: The mesh axis, or axes, of the devices. Updates are equal over it, as after
+        `mean(axis_name)`.
+
+    Returns:
+      An aggregator over the axes of `tx`. Updates are equal over `axis_name` too. A device sends
+      the payload of `tx` for 1/m of the coordinates, and :math:`(m-1)/m` of the mean over
+      `axis_name`, in the dtype of the leaf. NaN or infinity makes only its slice NaN. All state is
+      `PerWorker` over `axis_name`: make it with `jaxcomm.init(tx, params, mesh)`.
+
+    Raises:
+      ValueError: If `tx` is not an aggregator, or is one over `axis_name`. In `update`, if updates
+        differ over `axis_name`, or the axis is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxcomm
+      >>> tx = jaxcomm.hierarchical(
+      ...     jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), axis_name="ici")
+      ... )
+      >>> average = lambda x: tx.update(x, tx.init(x))[0]
+      >>> over_ici = jax.vmap(average, axis_name="ici")
+      >>> average = jax.jit(jax.vmap(over_ici, axis_name="dcn"))
+      >>> print(average(jnp.array([[[1.0, 5.0], [3.0, 5.0]], [[2.0, 4.0], [2.0, 6.0]]])))
+      [[[2. 5.]
+        [2. 5.]]
+      <BLANKLINE>
+       [[2. 5.]
+        [2. 5.]]]
+    """
+    workers, devices = axes_of(tx, "sliced"), _axis.names(axis_name)
+    if common := sorted({*workers} & {*devices}):
+        raise ValueError(
+            f"`axis_name`={axis_name!r} of `sliced` names {common}, over which the aggregator "
+            "averages. Slices are those of other axes, over which updates are equal."
+        )
+
+    def own_slices(tree: PyTree) -> PyTree:
+        count, me = _axis.size(axis_name), _axis.index(axis_name)
+        return jax.tree.map(lambda x: to_block_rows(x, count)[me], tree)
+
+    def joined(own: jax.Array, like: jax.Array) -> jax.Array:
+        return from_block_rows(_collectives.gather(own, axis_name), like.shape)
+
+    def init_fn(params: PyTree) -> SlicedState:
+        if not _axis.is_bound(axis_name) and is_stateless(tx, params):
+            return SlicedState(tx.init(params))
+        state = tx.init(own_slices(params))
+        return SlicedState(marked(state, devices, _paths(state)))
+
+    def update_fn(
+        updates: PyTree,
+        state: SlicedState,
+        params: PyTree = None,
+        *,
+        shard_axes: tuple[str, ...] = (),
+        **extra_args: Any,
+    ) -> tuple[PyTree, SlicedState]:
+        del params
+        require_state(state, SlicedState, "`sliced`")
+        _axis.require_replicated(
+            updates,
+            devices,
+            "The update that `sliced` takes",
+            f"Average over {axis_name!r} before, as in `hierarchical(mean({axis_name!r}), ...)`.",
+        )
+        before, varying = unmarked(state.inner, devices)
+        means, after = tx.update(
+            own_slices(updates), before, shard_axes=(*shard_axes, *devices), **extra_args
+        )
+        whole = jax.tree.map(joined, means, updates)
+        return whole, SlicedState(marked(after, devices, varying))
+
+    return Aggregator(init_fn, update_fn, workers, needs_whole=needs_whole([tx]))

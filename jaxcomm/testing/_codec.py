@@ -1,15 +1,377 @@
-"""Checks all laws of a codec."""
+"""The laws of a codec: form, layout, memory, sums, repeats, claims; on one worker."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
-from jaxcomm._contract import Claims, Codec
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm._contract import Claims, Codec, Coins, Context, Layout, Memory, PyTree
 from jaxcomm._require import require_codec
-from jaxcomm.testing._claims import require_claims
-from jaxcomm.testing._form import require_form
-from jaxcomm.testing._layout import require_layout
-from jaxcomm.testing._memory import require_memory
-from jaxcomm.testing._repeats import require_repeats
-from jaxcomm.testing._sums import require_sums
+from jaxcomm.testing._law import (
+    inputs,
+    require_equal,
+    require_law,
+    require_moment,
+    require_types,
+    require_unbiased,
+    with_extremes,
+)
+from jaxcomm.testing._single_worker import (
+    SentPayload,
+    context_of,
+    decoded,
+    keys,
+    send,
+    sent,
+)
+
+PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
+RECEIVERS = "receivers decode"
+
+
+def _shapes(size: int) -> list[tuple[int, ...]]:
+    """Returns shapes with `size` coordinates, with one axis and with two."""
+    rows = max((r for r in range(1, int(size**0.5) + 1) if size % r == 0), default=1)
+    return [(size,), (rows, size // rows)]
+
+
+def _require_arrays(law: str, tree: PyTree, what: str) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for path, leaf in leaves:
+        require_law(
+            isinstance(leaf, jax.Array | np.ndarray | np.generic),
+            law,
+            f"{what}{jax.tree_util.keystr(path)} is {type(leaf).__name__} and must be an array.",
+        )
+
+
+def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
+    _require_arrays(STATISTICS, measured, what)
+    found: Any = jax.tree.structure(measured)
+    expected: Any = jax.tree.structure(codec.reduce_statistics)
+    require_law(
+        found == expected,
+        STATISTICS,
+        f"{what} has the structure {found}, but `reduce_statistics` has {expected}.",
+    )
+    for kind, leaf in zip(
+        jax.tree.leaves(codec.reduce_statistics), jax.tree.leaves(measured), strict=True
+    ):
+        dtype = {"sum": "float32", "max": "float32", "or": "uint32", "equal": "float32"}.get(kind)
+        require_law(
+            dtype is not None,
+            STATISTICS,
+            f"`reduce_statistics` must consist of 'sum', 'max', 'or' or 'equal', got {kind!r}.",
+        )
+        require_law(
+            leaf.dtype == dtype,
+            STATISTICS,
+            f"{what} is {leaf.dtype}, but {kind!r} requires {dtype}.",
+        )
+
+
+def require_form(codec: Codec, *, size: int, workers: int) -> None:
+    """Checks the types of payload, statistics, decoded array and memory, for several shapes."""
+    for shape in _shapes(size):
+        _require_shape(codec, shape, workers)
+
+
+def _require_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
+    what = f"for an array of shape {list(shape)}"
+
+    def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
+        memory = codec.init(x)
+        require_law(isinstance(memory, Memory), MEMORY, f"`init` returns {type(memory)!r}.")
+        together = workers if codec.combine is not None else 1
+        context = Context(coins, memory, (), together, 1, x.shape)
+        measured = codec.measure(context, x)
+        _require_statistics(codec, measured, f"`measure` {what}")
+        context = context.replace(statistics=measured)
+        payload, after = codec.encode(context, x)
+        require_law(isinstance(after, Memory), MEMORY, f"`encode` returns {type(after)!r}.")
+        _require_arrays(PAYLOAD, payload, f"the payload {what} at ")
+        require_law(jax.tree.leaves(payload), PAYLOAD, f"{what}, the payload has no array.")
+        mean = _decode_received(codec, context.replace(count=together), payload)
+        require_law(
+            isinstance(mean, jax.Array) and mean.dtype == "float32" and mean.shape == x.shape,
+            DECODED,
+            f"{what}, `decode` returns {_describe(mean)} and must return float32{list(x.shape)}.",
+        )
+        joined = None if codec.combine is None else payload
+        update, final = codec.finalize(context.replace(memory=after), joined, mean)
+        require_types(DECODED, update, mean, f"the update of `finalize` {what}")
+        return memory, after.kept, final.kept
+
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    x = jax.ShapeDtypeStruct(shape, "float32")
+    before, after, final = jax.eval_shape(step, x, Coins(key, key))
+    require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
+    require_types(MEMORY, final, before, f"the memory after `finalize` {what}, at ")
+
+
+def _decode_received(codec: Codec, context: Context, payload: PyTree) -> jax.Array:
+    """Decodes the mean as a receiver does; an error that only this raises violates the law."""
+    codec.decode(context, payload)
+    try:
+        return codec.decode(context.received(context.count), payload)
+    except Exception as error:
+        raise AssertionError(
+            f"law {RECEIVERS!r}: with only the public coin and without memory, `decode` raises "
+            f"{error!r}."
+        ) from error
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else repr(value)
+
+
+LAYOUT = "layout"
+
+_OF_PAIRS = {"max": jnp.maximum, "sum": jnp.add}
+
+
+def require_layout(codec: Codec, *, size: int, workers: int, seed: int) -> None:
+    """Checks that parts can be encoded separately with `layout="shared_statistics"`.
+
+    Statistics of two parts, combined as `reduce_statistics` specifies, must equal those of the
+    whole. With these statistics, no decoded coordinate may depend on another coordinate.
+    """
+    require_law(
+        codec.layout in get_args(Layout),
+        LAYOUT,
+        f"it must be one of {get_args(Layout)}, got {codec.layout!r}.",
+    )
+    if codec.layout != "shared_statistics":
+        return
+    require_law(
+        set(jax.tree.leaves(codec.reduce_statistics)) <= _OF_PAIRS.keys(),
+        LAYOUT,
+        "a bitmap has one bit per coordinate of a unit, so units cannot share it.",
+    )
+    together = workers if codec.combine is not None else 1
+    x = jax.random.normal(jax.random.key(seed), (size,), jnp.float32)
+    other = jnp.concatenate([x[: size // 2], x[size // 2 :] / 2])
+
+    def measured(x: jax.Array) -> PyTree:
+        return codec.measure(Context.of(x, seed, codec.init(x)), x)
+
+    def decoded(x: jax.Array, statistics: PyTree) -> jax.Array:
+        context = Context.of(x, seed, codec.init(x)).replace(
+            statistics=statistics, workers=together
+        )
+        payload, _ = codec.encode(context, x)
+        return codec.decode(context.received(), payload)
+
+    @jax.jit
+    def law(x: jax.Array, other: jax.Array) -> tuple[PyTree, ...]:
+        whole = measured(x)
+        parts = [measured(x[: size // 3]), measured(x[size // 3 :])]
+        joined = jax.tree.map(
+            lambda kind, *pair: _OF_PAIRS[kind](*pair), codec.reduce_statistics, *parts
+        )
+        return whole, joined, decoded(x, whole), decoded(other, whole)
+
+    whole, joined, first, second = law(x, other)
+    what = "the combined statistics of two parts, against those of the whole, "
+    require_equal(LAYOUT, joined, whole, what, tolerance=1e-5)
+    what = "the decoded first half, after the second half was scaled, "
+    require_equal(LAYOUT, second[: size // 2], first[: size // 2], what)
+
+
+SHARED, FINALIZED = "encode leaves shared memory", "finalize is equal on all workers"
+STEPS = 3
+
+
+def _combine(codec: Codec, step: SentPayload) -> tuple[PyTree, jax.Array]:
+    """Returns the combined payloads, or None, and the decoded mean."""
+    workers = len(step.decoded)
+    if codec.combine is None:
+        return None, step.decoded.mean(axis=0)
+    first: Context = jax.tree.map(lambda leaf: leaf[0], step.contexts)
+    if callable(codec.combine):
+        total = _merge(functools.partial(codec.combine, first.coins), step.payloads)
+    else:
+        total = jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), step.payloads)
+    return total, codec.decode(first.received(workers), total)
+
+
+def _merge(merge: Callable[[PyTree, PyTree], PyTree], payloads: PyTree) -> PyTree:
+    """Merges the payloads sequentially."""
+    workers = len(jax.tree.leaves(payloads)[0])
+    rows = [jax.tree.map(lambda leaf, i=i: leaf[i], payloads) for i in range(workers)]
+    return functools.reduce(merge, rows)
+
+
+def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
+    """Checks a few steps; a codec without memory passes."""
+
+    @jax.jit
+    def advance(x: jax.Array, memories: Memory, key: jax.Array) -> tuple[Memory, PyTree, Memory]:
+        step = send(codec, x, memories, key)
+        total, mean = _combine(codec, step)
+
+        def finalize(context: Context, after: Memory) -> tuple[jax.Array, Memory]:
+            return codec.finalize(context.replace(memory=after), total, mean)
+
+        updates, final = jax.vmap(finalize)(step.contexts, step.after)
+        return step.after, updates, final
+
+    x = jnp.asarray(inputs(size, workers)["normal"], jnp.float32)
+    memories = jax.vmap(codec.init)(x)
+    for number, key in enumerate(keys(STEPS, seed)):
+        what = f"in step {number} with {workers} workers, at "
+        after, updates, final = advance(x, memories, key)
+        require_equal(
+            SHARED, after.shared, memories.shared, f"`memory.shared` after `encode` {what}"
+        )
+        for name, tree in {"the update": updates, "`memory.shared`": final.shared}.items():
+            first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), tree)
+            require_equal(FINALIZED, tree, first, f"{name} after `finalize` {what}")
+        memories = final.kept
+
+
+SUMS = "sums"
+
+
+def _add(payload: jax.Array) -> jax.Array:
+    """Adds [draws, workers, ...] over workers in NumPy, which wraps in the payload's dtype."""
+    return jnp.asarray(np.sum(np.asarray(payload), axis=1, dtype=payload.dtype))
+
+
+def require_sums(
+    codec: Codec, *, workers: int, size: int = 7, draws: int = 16, seed: int = 4
+) -> None:
+    """Checks that the sum of payloads decodes to the mean of the decoded payloads."""
+
+    def decode(context: Context, payload: PyTree) -> jax.Array:
+        return codec.decode(context.received(workers), payload)
+
+    decode_all = jax.jit(jax.vmap(decode))
+    for name, x in with_extremes(size, workers).items():
+        step = sent(codec, x, draws, seed)
+        each = np.asarray(step.decoded, np.float64)
+        contexts = jax.tree.map(lambda leaf: leaf[:, 0], step.contexts)
+        together = np.asarray(decode_all(contexts, jax.tree.map(_add, step.payloads)), np.float64)
+        expected = each.mean(axis=1)
+        if codec.drop_overflow is not None:  # A sum may overflow where its parts do not.
+            expected = np.where(np.isnan(together).any(axis=1, keepdims=True), np.nan, expected)
+        what = f"the mean decoded from the sum, for input {name!r}, {workers} workers, size {size},"
+        peak = np.abs(each).max(initial=0, where=np.isfinite(each))
+        slack = 5e-7 * max(peak, 1e-30)
+        near = np.isclose(together, expected, rtol=1e-5, atol=slack, equal_nan=True)
+        require_equal(SUMS, np.where(near, expected, together), expected, what)
+
+
+COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
+NEAR = 1e-5  # The tolerance for floats that compilers round in a different order.
+
+
+def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
+    """Checks that a payload depends only on coins, and decoding on no private coin."""
+    x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
+    public, private, other = keys(3, seed)
+    memory = codec.init(x)
+
+    def encode(x: jax.Array, memory: Memory, coins: Coins) -> tuple[Context, PyTree, Memory]:
+        context = context_of(codec, x, coins, memory)
+        return context, *codec.encode(context, x)
+
+    jitted = jax.jit(encode)
+    coins = Coins(public, private)
+    context, payload, after = jitted(x, memory, coins)
+    _, again, _ = jitted(x, memory, coins)
+    require_equal(COINS, again, payload, "the payload of a second call, at ")
+    _, eager, _ = encode(x, memory, coins)
+    require_equal(JIT, payload, eager, "the payload under jit, at ", tolerance=NEAR)
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), (x, memory, coins))
+    _, mapped, _ = jax.jit(jax.vmap(encode))(*several)
+    second = jax.tree.map(lambda leaf: leaf[1], mapped)
+    require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
+    _require_received(codec, context, payload, after, other)
+    if (entries := codec.fast.entries) is not None:
+        received = context.received()
+        indices, values = entries(received, payload)
+        # Error feedback sets the entries and a mean adds them; duplicates would differ.
+        dense = jnp.zeros(x.size).at[indices].set(values, mode="drop").reshape(x.shape)
+        decoded = codec.decode(received, payload)
+        require_equal(ENTRIES, dense, decoded, "entries that are set instead of added, at ")
+
+
+def _require_received(
+    codec: Codec, context: Context, payload: PyTree, after: Memory, other: jax.Array
+) -> None:
+    """Checks that decoding depends neither on the private coin nor on memory."""
+    decode: Any = jax.jit(codec.decode)
+    expected = decode(context, payload)
+    changed = context.replace(coins=Coins(context.coins.public, other), memory=after)
+    what = "the array decoded with another private coin and a later memory, at "
+    require_equal(RECEIVERS, decode(changed, payload), expected, what)
+    what = "the array decoded without private coin and memory, at "
+    require_equal(RECEIVERS, decode(context.received(), payload), expected, what, tolerance=NEAR)
+
+
+UNBIASED, VARIANCE, CONTRACTION = "unbiased", "variance", "contraction"
+
+
+def _overflowed(codec: Codec, sample: np.ndarray) -> bool:
+    """Whether the sample is NaN because of an overflow, which `codec.drop_overflow` permits."""
+    return codec.drop_overflow is not None and bool(np.isnan(sample).any())
+
+
+def require_contraction(
+    codec: Codec, bound: float, *, size: int, workers: int = 1, draws: int = 2000, seed: int = 3
+) -> None:
+    """Checks `sum_i E|Q(x_i) - x_i|^2 <= (1 - bound) sum_i |x_i|^2`."""
+    for name, x in inputs(size, workers).items():
+        sample = decoded(codec, x, draws, seed)
+        # Error feedback uses the form that drops.
+        if codec.drop_overflow is not None and _overflowed(codec, sample):
+            sample = decoded(codec.drop_overflow, x, draws, seed)
+        errors = np.sum((sample - x) ** 2, axis=(1, 2))
+        squares = np.sum(x**2)
+        limit = (1 - bound) * squares * (1 + 1e-5) + 1e-12 * squares
+        what = f"input {name!r}, {workers} workers, size {size}, delta {bound:.6g}"
+        require_moment(CONTRACTION, errors, limit, what)
+
+
+def require_variance(
+    codec: Codec, bound: float, *, size: int, workers: int = 1, draws: int = 2000, seed: int = 3
+) -> None:
+    """Checks `E Q(x_i) = x_i` and `sum_i E|Q(x_i) - x_i|^2 <= bound sum_i |x_i|^2`."""
+    for name, x in inputs(size, workers).items():
+        sample = decoded(codec, x, draws, seed)
+        what = f"input {name!r}, {workers} workers, size {size}"
+        if _overflowed(codec, sample):
+            require_law(x.any(), UNBIASED, f"for {what}, zeros overflow the capacity.")
+            continue
+        peak = np.abs(x).max(initial=0)
+        require_unbiased(
+            UNBIASED,
+            sample.reshape(draws, -1),
+            x.ravel(),
+            what,
+            rounding=2.0**-21 * peak * x.size,
+        )
+        errors = np.sum((sample - x) ** 2, axis=(1, 2))
+        squares = np.sum(x**2)
+        limit = bound * squares * (1 + 1e-5) + (2.0**-42 + 1e-12) * squares
+        require_moment(VARIANCE, errors, limit, f"{what}, omega {bound:.6g}")
+
+
+def require_claims(
+    codec: Codec, claims: Claims, *, size: int, workers: int, draws: int, seed: int
+) -> None:
+    """Checks the claims that are not None; per worker if workers do not share statistics."""
+    together = workers if codec.combine is not None else 1
+    if claims.variance is not None:
+        omega = claims.variance(size, together)
+        require_variance(codec, omega, size=size, workers=workers, draws=draws, seed=seed)
+    if claims.contraction is not None:
+        delta = claims.contraction(size, together)
+        require_contraction(codec, delta, size=size, workers=workers, draws=draws, seed=seed)
 
 
 def check_codec(

@@ -11,8 +11,8 @@ import optax
 from jaxcomm._contract import PerWorker
 from jaxcomm._require import require_transformation
 from jaxcomm._workers import init
+from jaxcomm.testing._aggregator import mesh_of
 from jaxcomm.testing._law import require_equal, require_law
-from jaxcomm.testing._workers import mesh_of
 from jaxcomm.training import make_step, simulate
 
 DRIVEN = 8  # Steps with gradients.

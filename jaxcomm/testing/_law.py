@@ -1,10 +1,11 @@
-"""Errors of violated laws, which name the law, the input and the numbers."""
+"""What a law is, how its failure reads, and the inputs and moments that laws share."""
 
 import math
 import statistics
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._contract import PyTree
@@ -74,3 +75,150 @@ def require_equal(
                 f"{int(differs.sum())} of {math.prod(differs.shape)} numbers, first at "
                 f"{list(first)}: {one[first]!s} instead of {two[first]!s}."
             )
+
+
+def inputs(size: int, workers: int = 1) -> dict[str, np.ndarray]:
+    """Returns arrays [workers, size] by name: float32 values, stored as float64."""
+    rng, shape = np.random.default_rng(size), (workers, size)
+    found = {
+        "normal": rng.normal(size=shape),
+        "heavy_tailed": rng.standard_t(2, size=shape),
+        "sparse": rng.normal(size=shape) * (rng.random(shape) < 0.1),
+        "one_hot": np.stack([np.eye(size)[(size // 2 + i) % size] for i in range(workers)]),
+        "constant": np.full(shape, -0.7),
+        "zero": np.zeros(shape),
+        "tiny": rng.normal(size=shape) * 1e-15,
+        "huge": rng.normal(size=shape) * 1e15,
+    }
+    if workers > 1:
+        found["of_unlike_scales"] = found["normal"] * np.logspace(0, -6, workers)[:, None]
+        found["of_one_worker"] = found["normal"] * (np.arange(workers) == 0)[:, None]
+    return {name: x.astype(np.float32).astype(np.float64) for name, x in found.items()}
+
+
+def with_extremes(size: int, workers: int, seed: int = 4) -> dict[str, np.ndarray]:
+    """Returns updates with the extreme value in a coordinate of all workers; a sum may wrap."""
+    rng = np.random.default_rng(seed)
+    normal = rng.normal(size=(workers, size)).astype(np.float32)
+    normal[:, 0] = np.abs(normal).max()
+    sparse = np.zeros_like(normal)
+    sparse[:, 0] = -1
+    signs = np.tile(np.where(np.arange(size) % 2, -1, 1).astype(np.float32), (workers, 1))
+    return {"normal": normal, "sparse": sparse, "extreme": signs}
+
+
+# Leaves of different kinds: a matrix, a vector in fewer bits, a scalar.
+LEAVES = {
+    "bias": jax.ShapeDtypeStruct((3,), "bfloat16"),
+    "kernel": jax.ShapeDtypeStruct((5, 2), "float32"),
+    "scale": jax.ShapeDtypeStruct((), "float32"),
+}
+
+
+def size_of(leaves: PyTree) -> int:
+    """Returns the number of coordinates of a tree."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(leaves))
+
+
+def tree_of(leaves: PyTree, rows: np.ndarray) -> PyTree:
+    """Converts `[workers, coordinates]` to a tree like `leaves`, with leaves [workers, ...]."""
+    found: list[Any] = jax.tree.leaves(leaves)
+    treedef: Any = jax.tree.structure(leaves)
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in found])
+    parts = np.split(rows, ends[:-1], axis=1)
+    with np.errstate(over="ignore"):
+        return treedef.unflatten(
+            jnp.asarray(part.reshape(len(rows), *leaf.shape).astype(leaf.dtype))
+            for part, leaf in zip(parts, found, strict=True)
+        )
+
+
+def rows_of(tree: PyTree) -> np.ndarray:
+    """Returns each worker's tree as one row: [workers, coordinates], float64."""
+    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(tree)]
+    return np.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
+
+
+def spacing_of(leaves: PyTree) -> np.ndarray:
+    """Returns the relative rounding error of each coordinate's dtype, [coordinates].
+
+    It is zero for float32 and wider dtypes.
+    """
+
+    def spacing(leaf: Any) -> float:
+        return 0.0 if leaf.dtype.itemsize >= 4 else float(jnp.finfo(leaf.dtype).eps)
+
+    return np.concatenate(
+        [np.full(math.prod(leaf.shape), spacing(leaf)) for leaf in jax.tree.leaves(leaves)]
+    )
+
+
+def finite_updates(leaves: PyTree, workers: int) -> dict[str, PyTree]:
+    """Returns updates by name, without those that overflow the dtypes of the leaves."""
+    found = {name: tree_of(leaves, x) for name, x in inputs(size_of(leaves), workers).items()}
+    return {name: tree for name, tree in found.items() if np.isfinite(rows_of(tree)).all()}
+
+
+ALPHA = 1e-6  # The probability that a correct method fails the test of bias.
+MOMENT_ALPHA = 1e-7  # The probability that a correct method fails the test of the moment.
+
+
+def require_unbiased(
+    law: str,
+    sample: np.ndarray,
+    truth: np.ndarray,
+    what: str,
+    *,
+    spread: float | None = None,
+    rounding: float | np.ndarray = 0.0,
+) -> None:
+    """Tests with z-tests whether the average of draws is the truth.
+
+    There is one test per coordinate, and one of the inner product with the truth.
+
+    Args:
+      law: The name of the law, for the message.
+      sample: Float64, [draws, coordinates].
+      truth: Float64, [coordinates].
+      what: The input, for the message.
+      spread: The largest possible error of a draw in a coordinate. Default: the largest error in
+        the sample.
+      rounding: The allowance for floating-point rounding, for all coordinates or for each.
+    """
+    draws, size = sample.shape
+    largest = np.abs(sample - truth).max(initial=0) if spread is None else spread
+    # A shrinkage is small in each coordinate and large in the inner product with the truth.
+    sample = np.concatenate([sample, (sample @ truth)[:, None]], axis=1)
+    ones = np.ones(size)
+    along = rounding * np.abs(truth).max(initial=0)
+    if isinstance(rounding, np.ndarray):
+        along = np.abs(truth) @ rounding
+    rounding = np.append(rounding * ones, along)
+    # Bernstein's second term: values too rare to occur in the draws add nothing to the deviation.
+    unseen = 2 * largest * np.log(2 * (size + 1) / ALPHA) / (3 * draws)
+    unseen = unseen * np.append(ones, np.abs(truth).sum())
+    truth = np.append(truth, truth @ truth)
+    deviation = sample.std(axis=0, ddof=1) / draws**0.5
+    allowed = quantile(ALPHA / 2 / len(truth)) * deviation + unseen + rounding
+    off = np.abs(sample.mean(axis=0) - truth)
+    worst = int(np.argmax(off - allowed))
+    where = f"in coordinate {worst}" if worst < size else "along the truth"
+    require_law(
+        np.all(off <= allowed),
+        law,
+        f"for {what}, {draws} draws average {sample.mean(axis=0)[worst]:.6g} {where} instead of "
+        f"{truth[worst]:.6g}: off by {off[worst]:.3g}, more than {allowed[worst]:.3g}.",
+    )
+
+
+def require_moment(
+    law: str, errors: np.ndarray, bound: float, what: str, *, alpha: float = MOMENT_ALPHA
+) -> None:
+    """Checks that the mean of the squared errors [draws] is not significantly above the bound."""
+    slack = quantile(alpha) * errors.std() / len(errors) ** 0.5
+    require_law(
+        errors.mean() - slack <= bound,
+        law,
+        f"for {what}, the squared error over {len(errors)} draws is {errors.mean():.6g} +- "
+        f"{slack:.2g} on average, above the bound of {bound:.6g}.",
+    )

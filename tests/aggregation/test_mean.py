@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm.aggregation import _mean
-from jaxcomm.testing._steps import Setting, require_visible
+from jaxcomm.testing._aggregator import Setting, require_visible
 from tests.aggregation.test_shard_local import OVER_DATA
 from tests.laws.test_wire import COLLECTIVE, compiled, compiled_collectives
 from tests.slow import slow

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Codec
-from jaxcomm.testing._claims import require_contraction
-from jaxcomm.testing._single_worker import decoded
+from jaxcomm.testing._codec import decoded, require_contraction
 from tests.cases import CASES, Case
 from tests.slow import slow
 

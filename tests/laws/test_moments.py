@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxcomm.testing._inputs import inputs
+from jaxcomm.testing._law import inputs
 from tests.cases import CASES, Case
 from tests.laws.test_contraction import DRAWS, SIZE, compressed
 

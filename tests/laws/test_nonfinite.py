@@ -9,7 +9,7 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import local_sgd
-from jaxcomm.testing._steps import Setting, require_visible
+from jaxcomm.testing._aggregator import Setting, require_visible
 from tests.cases import CASES, FEW, Case, rows
 from tests.workers import MODE_ROWS, ONE_LEAF, Mode, flat, gradients
 

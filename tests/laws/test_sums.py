@@ -5,7 +5,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression import blockwise, rotated
-from jaxcomm.testing._sums import require_sums
+from jaxcomm.testing._codec import require_sums
 from tests.cases import CASES, Case
 from tests.slow import slow
 from tests.workers import draws, flat, gradients

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.testing._moments import require_unbiased
+from jaxcomm.testing._law import require_unbiased
 from tests.cases import CASES, Case, rows, rows_by_workers
 from tests.workers import draws, flat, gradients
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxcomm.testing._moments import require_moment
+from jaxcomm.testing._law import require_moment
 from tests.cases import CASES, Case, rows_by_workers
 from tests.workers import draws, flat, gradients
 
