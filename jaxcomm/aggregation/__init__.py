@@ -16,8 +16,7 @@ from jaxcomm.aggregation._hierarchical import hierarchical, sliced
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
 from jaxcomm.aggregation._mean import mean
-from jaxcomm.aggregation._recursive_doubling import recursive_doubling_mean
-from jaxcomm.aggregation._ring import ring_mean
+from jaxcomm.aggregation._ring import recursive_doubling_mean, ring_mean
 from jaxcomm.aggregation._shard_local import shard_local
 from jaxcomm.aggregation._sharded_server import sharded_server
 from jaxcomm.aggregation._skip_nonfinite import skip_nonfinite

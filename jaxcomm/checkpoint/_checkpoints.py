@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm.checkpoint import _arrays, _resized
-from jaxcomm.checkpoint._manifest import (
+from jaxcomm.checkpoint._arrays import (
     CheckpointError,
     Entry,
     Manifest,
@@ -22,7 +22,7 @@ from jaxcomm.checkpoint._manifest import (
     explained,
     verified,
 )
-from jaxcomm.launch._run_directory import report_checkpoint
+from jaxcomm.launch._environment import report_checkpoint
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 

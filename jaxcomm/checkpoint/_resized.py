@@ -10,7 +10,7 @@ import numpy as np
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._resize import place, resize_workers
 from jaxcomm._workers import consensus, replicate
-from jaxcomm.checkpoint._manifest import CheckpointError, Entry
+from jaxcomm.checkpoint._arrays import CheckpointError, Entry
 from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
 
 _BY_WORKER = Clock, Deal, StaleParams

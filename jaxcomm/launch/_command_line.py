@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from jaxcomm.launch._environment import (
+    CHECKPOINT,
     HEARTBEAT_TIMEOUT,
+    PREEMPTED,
     RESTARTS,
+    RUN_DIRECTORY,
     START_TIMEOUT,
     LaunchError,
     environments_of,
 )
 from jaxcomm.launch._processes import GRACE_SECONDS, Outcome, run, say
-from jaxcomm.launch._run_directory import CHECKPOINT, PREEMPTED, RUN_DIRECTORY
 
 DESCRIPTION = """\
 Starts several processes of a program on this machine, joined by jax.distributed over the loopback

@@ -1,9 +1,12 @@
-"""What the launcher and its processes share: environment variables, and errors."""
+"""What processes learn from their environment, and tell the launcher in its run directory."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -83,3 +86,29 @@ def environments_of(
     return [
         {**shared, PROCESS: str(process), LOCAL_DEVICES: own} for process, own in enumerate(ids)
     ]
+
+
+RUN_DIRECTORY = "JAXCOMM_RUN_DIRECTORY"
+
+PREEMPTED = "preempted"  # `is_preempted` has returned True.
+CHECKPOINT = "checkpoint"  # One line: the path of the newest complete checkpoint.
+
+
+def _report(name: str, text: str) -> None:
+    """Writes a file at once; does nothing except in process 0 of a launcher."""
+    path = os.environ.get(RUN_DIRECTORY)
+    if path and os.environ.get(PROCESS, "0") == "0":
+        with contextlib.suppress(FileNotFoundError):  # The launcher was killed.
+            written = Path(path, f".{name}-{os.getpid()}")
+            written.write_text(text, encoding="utf-8")
+            written.replace(Path(path, name))
+
+
+def report_preempted() -> None:
+    """Reports that all processes stop after this step."""
+    _report(PREEMPTED, "")
+
+
+def report_checkpoint(path: str | os.PathLike[str]) -> None:
+    """Reports the newest complete checkpoint."""
+    _report(CHECKPOINT, f"{os.path.abspath(path)}\n")

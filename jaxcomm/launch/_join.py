@@ -22,8 +22,8 @@ from jaxcomm.launch._environment import (
     START_TIMEOUT,
     LaunchError,
     LostProcessError,
+    report_preempted,
 )
-from jaxcomm.launch._run_directory import report_preempted
 
 DEFAULT_SECONDS = 300.0
 DEFAULT_HEARTBEAT = 100  # That of JAX; the launcher, on one machine, needs less.

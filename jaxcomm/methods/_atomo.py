@@ -9,7 +9,7 @@ from jaxcomm._require import checked
 from jaxcomm.aggregation import all_gather_mean
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression.low_rank import spectral_sampling
-from jaxcomm.methods._leaves import require_leaves
+from jaxcomm.methods._power_sgd import require_leaves
 
 
 @checked

@@ -13,7 +13,15 @@ from jaxcomm.aggregation._warmup import in_stages
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import power_iteration, projection
 from jaxcomm.compression.low_rank._power_iteration import Side
-from jaxcomm.methods._leaves import require_leaves
+
+
+def require_leaves(options: AggregatorOptions) -> None:
+    """Raises unless `scope` is `"leaf"`: a bucket is a vector, which low rank cannot compress."""
+    if options.get("scope") not in (None, "leaf"):
+        raise ValueError(
+            f"`scope` must be 'leaf', got {options.get('scope')!r}: a bucket is one vector, and a "
+            "low-rank method needs the matrices of the leaves."
+        )
 
 
 @checked

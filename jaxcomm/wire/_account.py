@@ -14,9 +14,10 @@ from jaxcomm.wire._collective import (
     bytes_of,
     flat,
     heaviest,
+    inserted,
+    is_partitioned,
     messages_of,
 )
-from jaxcomm.wire._partitioned import inserted, is_partitioned
 from jaxcomm.wire._walk import collectives_of
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation._recursive_doubling import _rounds
+from jaxcomm.aggregation._ring import _rounds
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.checkpoint import CheckpointError, Checkpoints, _manifest
+from jaxcomm.checkpoint import CheckpointError, Checkpoints, _arrays
 from tests.checkpoint.damage import TX, start
 
 
@@ -107,7 +107,7 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_of_another_format(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_manifest, "FORMAT", 99)
+    monkeypatch.setattr(_arrays, "FORMAT", 99)
     with Checkpoints(saved) as checkpoints:
         with pytest.raises(CheckpointError, match="has format 4, and this release reads format 99"):
             checkpoints.restore(start())

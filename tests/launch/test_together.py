@@ -14,7 +14,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.launch import LostProcessError, _processes, parse, start
-from jaxcomm.launch._run_directory import RUN_DIRECTORY, report_checkpoint
+from jaxcomm.launch._environment import RUN_DIRECTORY, report_checkpoint
 from tests.checkpoint.chaos import is_alive
 
 ROOT = str(Path(jaxcomm.__file__).parents[1])
@@ -144,7 +144,7 @@ def test_a_second_signal_kills(run: Run) -> None:
 def test_all_start_again_while_restarts_are_left(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = f"from jaxcomm.launch import _run_directory as d; d.report_checkpoint({str(tmp_path)!r})"
+    save = f"from jaxcomm.launch import _environment as d; d.report_checkpoint({str(tmp_path)!r})"
     program = f"if restart == '1': {save}\nsys.exit(7) if own == '1' else time.sleep(2)"
     code, _, stderr = run(program, "--restarts", "2")
     how = "process 1 of 2 has ended with exit code 7"
@@ -176,7 +176,7 @@ def test_the_one_that_failed_is_left_out(run: Run) -> None:
 
 
 def test_a_preempted_run_starts_again_or_has_the_code_of_sigterm(run: Run) -> None:
-    report = "from jaxcomm.launch import _run_directory as d; d.report_preempted()"
+    report = "from jaxcomm.launch import _environment as d; d.report_preempted()"
     program = f"if restart == '0': {report}"
     assert run(program)[0] == 143
     code, _, stderr = run(program, "--restarts", "1")

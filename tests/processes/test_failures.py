@@ -27,7 +27,7 @@ SECONDS = 150
 TRAINING = """
 import os, pathlib, sys, time
 from jaxcomm import launch
-from jaxcomm.launch._run_directory import report_checkpoint
+from jaxcomm.launch._environment import report_checkpoint
 launch.initialize(save_on_sigterm=SAVES)
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec

@@ -7,7 +7,16 @@ policy on the clock of any straggler model.
 from jaxcomm.synchronization.events._asy_lpg import asy_lpg
 from jaxcomm.synchronization.events._decoupled_diloco import decoupled_diloco
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
-from jaxcomm.synchronization.events._engine import EventLoop, Progress, Record, event_loop
+from jaxcomm.synchronization.events._engine import (
+    Event,
+    EventLoop,
+    Policy,
+    Progress,
+    Record,
+    Sent,
+    event_loop,
+    sent,
+)
 from jaxcomm.synchronization.events._lazy import lag_ps, lag_wk, laq
 from jaxcomm.synchronization.events._parameter_server import (
     backup_workers,
@@ -16,7 +25,6 @@ from jaxcomm.synchronization.events._parameter_server import (
     parameter_server,
     stale_synchronous,
 )
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, sent
 from jaxcomm.synchronization.events._without_server import (
     Subproblem,
     asynchronous_pairs,

@@ -22,7 +22,7 @@ from jaxcomm.synchronization._trees import (
     wide,
     with_row,
 )
-from jaxcomm.synchronization.events._policy import (
+from jaxcomm.synchronization.events._engine import (
     Event,
     Policy,
     Sent,

@@ -10,7 +10,7 @@ import optax
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AboveZero, AtLeastZero, BelowOne, Positive, checked
 from jaxcomm.synchronization._trees import minus, narrow, plus, row, rows_of, scaled, wide, with_row
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
 
 
 class ElasticState(NamedTuple):

@@ -21,7 +21,7 @@ from jaxcomm.synchronization._trees import (
     with_row,
 )
 from jaxcomm.synchronization._windows import InFlight
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, message, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, message, sent
 
 
 class ServerState(NamedTuple):

@@ -27,7 +27,7 @@ from jaxcomm.synchronization._trees import (
     wide,
     with_row,
 )
-from jaxcomm.synchronization.events._policy import Event, Policy, Sent, bytes_of, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
 
 if TYPE_CHECKING:
     import networkx as nx

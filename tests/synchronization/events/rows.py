@@ -15,7 +15,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import Straggler, deterministic, events, shifted_exponential
 from jaxcomm.synchronization.events import Policy
-from jaxcomm.synchronization.events._policy import Work
+from jaxcomm.synchronization.events._engine import Work
 from tests.synchronization.events import oracle, problem
 
 UNEVEN = deterministic([1.0, 1.0, 1.75, 3.5])
