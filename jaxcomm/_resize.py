@@ -251,7 +251,13 @@ def _applied(of_old: PyTree, raw: PyTree, noted: list[Noted], old: PyTree, new: 
         rule = rules.get(id(node), functools.partial(_leaf_by_default, path))
         return with_arrays(rule, node_of_old, node)(before, after)
 
-    trees = map(treedef.flatten_up_to, (of_old, old, new))
+    try:
+        olds = treedef.flatten_up_to(old)
+    except ValueError as error:
+        raise ValueError(
+            f"`opt_state` does not belong to this `tx`: {str(error).splitlines()[0]}"
+        ) from error
+    trees = treedef.flatten_up_to(of_old), olds, treedef.flatten_up_to(new)
     whole: PyTree = treedef.unflatten([resized(*each) for each in zip(leaves, *trees, strict=True)])
     return whole
 

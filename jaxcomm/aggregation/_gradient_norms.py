@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._gradients import backward_of
-from jaxcomm._require import checked
+from jaxcomm._require import checked, require_option
 from jaxcomm.aggregation._aggregator import axes_of
 from jaxcomm.aggregation._coded import weigh
 from jaxcomm.aggregation._exchange import or_reduce, to_vector
@@ -146,6 +146,7 @@ def gradient_density(
       >>> jaxcomm.gradient_density(gradients)["embedding"].item()
       0.125
     """
+    require_option(granularity, "granularity", Granularity)
     leaves, treedef = jax.tree.flatten(updates)
     if not leaves:
         return updates

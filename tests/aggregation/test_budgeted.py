@@ -127,7 +127,7 @@ def test_only_the_term_of_the_slow_worker_is_noisier() -> None:
         ({"slow": [0]}, r"`slow` must be a dict .* got \[0\]"),
         ({"slow": {"a": 2}}, r"`slow` must be a dict .*'a'"),
         ({"slow": {True: 2}}, "`slow` must be a dict"),
-        ({"slow": {0: 1}}, r"`levels` must be in .*, got 0"),
+        ({"slow": {0: 1}}, r"`levels` must be a Python int in \[1, .*, got 0"),
         ({"slow": {}, "mean_codec": top_k(k=1)}, "`mean_codec` .* must be unbiased"),
         ({"slow": {}, "mean_codec": 3}, "`mean_codec` of .* must be a codec, .* got 3"),
     ],

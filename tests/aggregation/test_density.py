@@ -53,5 +53,5 @@ def test_it_sends_a_bit_a_row() -> None:
 
 
 def test_a_mistake() -> None:
-    with pytest.raises(ValueError, match="`granularity` must be"):
+    with pytest.raises(ValueError, match="`granularity` must be one of"):
         jaxcomm.gradient_density(jnp.zeros(3), granularity="column")

@@ -175,7 +175,7 @@ def test_exact_steps_first(method: Any, workers: int) -> None:
         ([top(1), top(1, "other")], 1, "must average over the same axes"),
         ([optax.sgd(1.0)], 1, "`warmup` takes aggregators"),
     ],
-    ids=["zero", "traced", "none", "axes", "optimizer"],
+    ids=["traced", "none", "axes", "optimizer"],
 )
 def test_bad_options(stages: list, every: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
