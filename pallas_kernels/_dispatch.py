@@ -187,8 +187,7 @@ def choose(workload: Workload, device: Device, measured: Rows = (), given: Rows 
     for rows in (given, measured):
         covering = [row for row in rows if row.covers(workload, device.kind)]
         reached = [row for row in covering if row.size <= workload.size]
-        if reached:
-            row = max(reached, key=lambda row: row.size)
+        if row := max(reached, key=lambda row: row.size, default=None):
             return Choice(row.implementation, row.config, row.place)
     return Choice("reference" if covering else _assumed(workload, device))
 
@@ -276,8 +275,9 @@ def run(
     if (seen := _measurements.seen.get()) is not None:
         seen.append(workload)
     given = _measurements.context.value
-    given = _measurements.of_variable() if given is None else given
-    choice = choose(workload, device, _measurements.of_package(), given)
+    if given is None and _measurements.VARIABLE in os.environ:
+        given = _measurements.of_variable()
+    choice = choose(workload, device, _measurements.OF_PACKAGE, given or ())
 
     def bound(name: str) -> functools.partial[Any]:
         if name == "reference":

@@ -151,12 +151,6 @@ def of_variable() -> tuple[Measured, ...]:
         raise
 
 
-@functools.cache
-def of_package() -> tuple[Measured, ...]:
-    """The rows of the package."""
-    return read(FILE) if FILE.exists() else ()
-
-
 def read(file: str | os.PathLike[str]) -> tuple[Measured, ...]:
     """The rows of a file.
 
@@ -223,3 +217,6 @@ def _row(line: bytes, place: str) -> Measured:
     if fields and values["implementation"] == "reference":
         refuse("'reference' has no `config`")
     return Measured(**{"record": "", **values}, config=tuple(fields.items()), place=place)
+
+
+OF_PACKAGE = read(FILE) if FILE.exists() else ()

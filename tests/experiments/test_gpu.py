@@ -203,7 +203,7 @@ def test_the_pages_are_those_of_the_committed_records() -> None:
     found = pages.records(ROOT)
     for page, text in pages.texts(ROOT, found).items():
         assert (ROOT / page).read_text(encoding="utf-8") == text, page
-    rows = [row._replace(place="") for row in _measurements.of_package()]
+    rows = [row._replace(place="") for row in _measurements.OF_PACKAGE]
     assert rows == [row._replace(place="") for row in pages.dispatch(found)]
     assert bool(found) == (pages.sentence(found) != pages.NONE)
 

@@ -53,17 +53,16 @@ def rows_of_128_words(text: str, numbers: int) -> bool:
     return f"x{128 * numbers}xui8>" in text
 
 
-def test_the_file_of_the_package_is_read_if_there_is_one(file: pathlib.Path) -> None:
+def test_the_rows_of_the_package_come_last(
+    file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the file that the context names."""
-    with read_again(_measurements.of_package) as monkeypatch:
-        monkeypatch.setattr(_measurements, "FILE", file)
-        assert CALLS["cuda"] not in traced(size=17 * SIZE)
-        _measurements.of_package.cache_clear()
-        write(file, LINE)
-        assert rows_of_128_words(traced(size=19 * SIZE), 16)
-        other = write(file.with_name("other.jsonl"), LINE | {"config": {"numbers": 8}})
-        with measured(other):
-            assert rows_of_128_words(traced(size=19 * SIZE), 8)
+    assert CALLS["cuda"] not in traced(size=17 * SIZE)
+    monkeypatch.setattr(_measurements, "OF_PACKAGE", _measurements.read(write(file, LINE)))
+    assert rows_of_128_words(traced(size=19 * SIZE), 16)
+    other = write(file.with_name("other.jsonl"), LINE | {"config": {"numbers": 8}})
+    with measured(other):
+        assert rows_of_128_words(traced(size=19 * SIZE), 8)
 
 
 def test_a_row_names_the_implementation_and_its_config(file: pathlib.Path) -> None:
