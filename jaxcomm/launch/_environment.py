@@ -1,4 +1,4 @@
-"""What processes learn from their environment, and tell the launcher in its run directory."""
+"""What processes learn from their environment, and report to the launcher in its run directory."""
 
 import contextlib
 import importlib.metadata
