@@ -125,7 +125,9 @@ class _Process:
             return False
         # It leaves the status for the next call, and does not take the exit code.
         options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._popen.pid, options) is not None
+        with contextlib.suppress(ChildProcessError):  # It has ended since it was last asked.
+            return os.waitid(os.P_PID, self._popen.pid, options) is not None
+        return False
 
     def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

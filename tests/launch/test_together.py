@@ -107,6 +107,16 @@ def test_one_that_is_suspended_is_the_cause(run: Run, monkeypatch: pytest.Monkey
     assert code == 147 and "process 1 of 2 was stopped (SIGSTOP) and did not answer" in stderr
 
 
+@pytest.mark.skipif(
+    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+)
+def test_one_that_has_just_ended_is_not_suspended() -> None:
+    """It ended after it was last asked: the launcher itself failed, and started nothing again."""
+    process = _processes._Process(0, ["-c", "pass"], os.environ, [])
+    os.waitid(os.P_PID, process._popen.pid, os.WEXITED | os.WNOWAIT)
+    assert not process.is_suspended() and process.code() == 0
+
+
 def test_a_long_grace_is_not_for_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_processes, "GRACE_SECONDS", 0.3)
     started = time.monotonic()
