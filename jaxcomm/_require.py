@@ -150,11 +150,6 @@ AboveZero = Annotated[float, Range(above=0)]
 AtLeastZero = Annotated[float, Range(least=0)]
 
 
-def remedy(option: str) -> str:
-    """The advice for an option that must be static but is traced."""
-    return f"Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."
-
-
 _NUMBERS: dict[Any, type | tuple[type, ...]] = {int: int, float: (int, float), bool: bool}
 
 
@@ -198,13 +193,9 @@ def require_option(value: Any, option: str, annotation: Any) -> None:
     if any(rule.accepts(value) for rule in rules):
         return
     texts = [rule.text or "known at trace time" for rule in rules if rule.text != "an array"]
-    hint = f" {remedy(option)}" if isinstance(value, jax.Array | Codec) else ""
+    hint = f" Under `optax.inject_hyperparams` pass `static_args=({option!r},)`."
+    hint = hint if isinstance(value, jax.Array | Codec) else ""
     raise ValueError(f"`{option}` must be {', or '.join(texts)}, got {described(value)}.{hint}")
-
-
-def require_untraced(value: Any, option: str) -> None:
-    """Raises if `value` is an array; `optax.inject_hyperparams` turns every number into one."""
-    require_option(value, option, object)
 
 
 def require_arrays(tree: Any, option: str) -> None:

@@ -1,8 +1,10 @@
 """Ranks the recommended methods for a model, a number of workers and a link."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,12 @@ from jaxcomm._contract import PyTree
 from jaxcomm._workers import worker_axes
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field, most_levels
 from jaxcomm.perf import Calibration, Device, Prediction, predict
+from jaxcomm.perf._calibrate import median, seconds_of
 from jaxcomm.perf._link import SECONDS, quantity, to_device, to_link
 from jaxcomm.perf._predict import BACKWARD, LinkLike, shapes_of, size_of
 from jaxcomm.perf._recommended import Method, error_of, recommended
 
+TIMED = 5  # Steps, of which the median counts.
 NEAR = 1.05
 """Within this factor of the best, the method that is assumed to need fewer steps wins."""
 
@@ -125,7 +129,7 @@ def advise(
     workers: int | Mesh,
     *,
     link: LinkLike,
-    step_seconds: float | str,
+    step_seconds: float | str | Callable[[], Any],
     axis_name: str = "data",
     device: Device | str = "a100",
 ) -> Advice:
@@ -143,8 +147,8 @@ def advise(
       link: A :class:`jaxcomm.perf.Link`, a bandwidth such as "10Gbit", a preset's name, or a
         :class:`jaxcomm.perf.Calibration`. If it has timed codecs, only these methods and the exact
         mean are compared.
-      step_seconds: The seconds of a step that does not communicate, such as 0.3 or "300ms":
-        measure it with one worker.
+      step_seconds: The seconds of a step that does not communicate, such as 0.3 or "300ms"; or a
+        function that takes such a step and returns its arrays, which is timed here.
       axis_name: The axis of the workers.
       device: The device whose memory limits codecs that are not calibrated.
 
@@ -170,9 +174,12 @@ def advise(
     count = workers.shape[axis_name] if isinstance(workers, Mesh) else workers
     worker_axes(count, axis_name)  # Raises for what is no number of workers.
     memory = to_device(device)
-    seconds = step_seconds
-    if isinstance(seconds, str):
-        seconds = quantity(seconds, {"": 1.0, **SECONDS})
+    if callable(step_seconds):
+        seconds = median(functools.partial(seconds_of, step_seconds), TIMED)
+    elif isinstance(step_seconds, str):
+        seconds = quantity(step_seconds, {"": 1.0, **SECONDS})
+    else:
+        seconds = step_seconds
     if not 0 < seconds < math.inf:
         rule = '`step_seconds` must be a duration above 0, such as 0.3 or "300ms"'
         raise ValueError(f"{rule}, got {step_seconds!r}.")
@@ -211,7 +218,8 @@ def advise(
         codec += beside
     assumptions = (
         f"{coordinates:,} parameters, {count} workers, {1e3 * seconds:.4g} ms of computation "
-        f"(given); overlap: at most {BACKWARD:.0%} of it hide messages.",
+        f"({'measured' if callable(step_seconds) else 'given'}); overlap: at most {BACKWARD:.0%} "
+        "of it hide messages.",
         f"Link: {_described(link)}.",
         f"Levels: global_qsgd has {field.levels} in {field.width} bits for each of {count} "
         f"workers; bits=8 has room for {most_levels(8, count) or 'none'}.",

@@ -22,6 +22,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Positive, checked
 from jaxcomm.compression._bits import Alphabet, Integers, require_countable
 from jaxcomm.compression._means import over_peak
+from jaxcomm.compression._scaled import without_memory
 from pallas_kernels._dispatch import target
 
 
@@ -132,12 +133,7 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         memory = codec.init(jnp.zeros(block_size))
-        if jax.tree.leaves(memory):
-            raise ValueError(
-                "`blockwise` takes codecs without memory. Put the feedback outside: "
-                "`error_feedback(blockwise(codec, block_size))`."
-            )
-        return memory
+        return without_memory(memory, "blockwise", "codec, block_size")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return jax.vmap(per_block(codec.measure, context))(

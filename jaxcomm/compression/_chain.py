@@ -23,7 +23,7 @@ from jaxcomm._contract import (
     scattered,
 )
 from jaxcomm._require import checked, require_codec
-from jaxcomm.compression._scaled import contraction_of
+from jaxcomm.compression._scaled import contraction_of, without_memory
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._sparse import (
     IndexCode,
@@ -239,13 +239,7 @@ def chain(*codecs: Codec) -> Codec:
         )
 
     def init(x: jax.Array) -> Memory:
-        memory = last.init(jnp.zeros(sizes_of(x.size)[-1]))
-        if jax.tree.leaves(memory):
-            raise ValueError(
-                "The last codec of `chain` must have no memory, since other coordinates are "
-                "selected in each step. Put the feedback outside: `error_feedback(chain(...))`."
-            )
-        return memory
+        return without_memory(last.init(jnp.zeros(sizes_of(x.size)[-1])), "chain", "...")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         if context.statistics_size is not None and last.reduce_statistics:
@@ -402,11 +396,8 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
         return statistics, each.encode(of(context, number, statistics), x)[0]
 
     def init(x: jax.Array) -> Memory:
-        if jax.tree.leaves((codec.init(x), spikes.init(x))):
-            raise ValueError(
-                "`reserved` takes codecs without memory. Put the feedback outside: "
-                "`error_feedback(reserved(codec, spikes))`."
-            )
+        for each in (codec, spikes):
+            without_memory(each.init(x), "reserved", "codec, spikes")
         return Memory()
 
     def encode(context: Context, x: jax.Array) -> tuple[ReservedPayload, Memory]:

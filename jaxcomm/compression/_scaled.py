@@ -53,6 +53,16 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
         )
 
 
+def without_memory(memory: Memory, user: str, call: str) -> Memory:
+    """The initial memory of what a wrapper wraps; raises if there is any."""
+    if jax.tree.leaves(memory):
+        raise ValueError(
+            f"`{user}` takes codecs without memory. Put the feedback outside: "
+            f"`error_feedback({user}({call}))`."
+        )
+    return memory
+
+
 def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
     """The `variance` of an unbiased codec.
 

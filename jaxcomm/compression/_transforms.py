@@ -25,6 +25,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Range, checked
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._blockwise import blockwise
+from jaxcomm.compression._scaled import without_memory
 from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product
 
 
@@ -140,13 +141,7 @@ def rotated(codec: Codec) -> Codec:
         return context.replace(coins=inner_coins(context.coins), shape=(size,))
 
     def init(x: jax.Array) -> Memory:
-        memory = codec.init(jnp.zeros(_padded(x.size)))
-        if jax.tree.leaves(memory):
-            raise ValueError(
-                "`rotated` takes codecs without memory, since the rotation changes at each "
-                "step. Put feedback outside: `error_feedback(rotated(codec))`."
-            )
-        return memory
+        return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated", "codec")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return codec.measure(inner_context(context), _rotate(context.coins.public, x))
@@ -296,13 +291,7 @@ def cosine(codec: Codec, block_size: Annotated[int, Range(least=1, most=MOST)] =
 
     def init(x: jax.Array) -> Memory:
         _, size = within(Context.of(x)).shape
-        memory = codec.init(jnp.zeros(size))
-        if jax.tree.leaves(memory):
-            raise ValueError(
-                "`cosine` takes codecs without memory. Put the feedback outside: "
-                "`error_feedback(cosine(codec))`."
-            )
-        return memory
+        return without_memory(codec.init(jnp.zeros(size)), "cosine", "codec")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         inner = within(context)

@@ -30,6 +30,7 @@ from jaxcomm.testing._single_worker import (
 
 PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
 RECEIVERS = "receivers decode"
+EXPOSED = "NaN shows"
 
 
 def _shapes(size: int) -> list[tuple[int, ...]]:
@@ -269,6 +270,29 @@ COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
 NEAR = 1e-5  # The tolerance for floats that compilers round in a different order.
 
 
+def require_exposed(codec: Codec, *, size: int, seed: int) -> None:
+    """Checks which results show a NaN, as `fast.exposes_nonfinite` states."""
+    x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
+    coins = Coins(*keys(2, seed))
+    wrong = x.at[size // 2].set(jnp.nan)
+    context = context_of(codec, wrong, coins)
+    results = {"measure": context.statistics, "encode": codec.encode(context, wrong)[0]}
+    for function in {*results} & {*codec.fast.exposes_nonfinite}:
+        leaves = jax.tree.leaves(results[function])
+        shown = not leaves or not all(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)
+        require_law(shown, EXPOSED, f"the result of `{function}` is finite for a NaN.")
+    if "decode" in codec.fast.exposes_nonfinite:
+        context = context_of(codec, x, coins)
+        payload, _ = codec.encode(context, x)
+        lost = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), context.statistics)
+        decoded = codec.decode(context.replace(statistics=lost).received(), payload)
+        require_law(
+            jnp.all(jnp.isnan(decoded)),
+            EXPOSED,
+            "`decode` is not NaN everywhere for NaN statistics.",
+        )
+
+
 def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
     """Checks that a payload depends only on coins, and decoding on no private coin."""
     x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
@@ -395,6 +419,7 @@ def check_codec(
     - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
     - `receivers decode`: `decode` depends neither on the private coin nor on memory.
     - `entries`, for a codec that states them in `fast`: each coordinate occurs at most once.
+    - `NaN shows`, for what `exposes_nonfinite` of `fast` names: a NaN is visible in the result.
     - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
       and with these statistics coordinates are encoded independently.
     - `encode leaves shared memory`: `encode` does not change `memory.shared`.
@@ -438,6 +463,7 @@ def check_codec(
     for count in workers:
         require_form(codec, size=size, workers=count)
     require_repeats(codec, size=size, seed=seed)
+    require_exposed(codec, size=size, seed=seed)
     for count in workers:
         require_memory(codec, size=size, workers=count, seed=seed)
         require_layout(codec, size=size, workers=count, seed=seed)

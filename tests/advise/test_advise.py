@@ -4,8 +4,10 @@ import ast
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -168,6 +170,19 @@ def test_codecs_of_one_device_have_the_link_that_is_given(
     assert "calibrated; 2 of 8 methods were timed" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no all_reduce over the axis 'data'"):
         advise(PARAMS, 8, link=measured, step_seconds=0.1)
+
+
+def test_a_step_is_timed() -> None:
+    taken: list[int] = []
+
+    def step() -> jax.Array:
+        taken.append(len(taken))
+        time.sleep(0.02)
+        return jnp.zeros(3)
+
+    found = advise(PARAMS, 8, link="1Gbit", step_seconds=step)
+    milliseconds = re.search(r"workers, (\S+) ms of computation \(measured\)", found.assumptions[0])
+    assert len(taken) == 6 and milliseconds and 20 <= float(milliseconds[1]) < 2000
 
 
 def test_a_timed_method_is_compared_with_the_exact_mean() -> None:

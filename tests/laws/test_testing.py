@@ -243,6 +243,23 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
     ),
     "tells a coordinate twice": ("entries", _told_twice),
+    "measures no NaN": (
+        "NaN shows",
+        lambda: whole(
+            measure=lambda context, x: Peak(jnp.nanmax(jnp.abs(x))),
+            fast=Fast(exposes_nonfinite=("measure",)),
+        ),
+    ),
+    "encodes a NaN as an integer": (
+        "NaN shows",
+        lambda: whole(fast=Fast(exposes_nonfinite=("encode",))),
+    ),
+    "decodes NaN statistics to numbers": (
+        "NaN shows",
+        lambda: _decoded(lambda context, x: jnp.nan_to_num(x), whole()).replace(
+            fast=Fast(exposes_nonfinite=("decode",))
+        ),
+    ),
     "draws anew in each call": ("same coins", _called_again),
     "draws anew in each trace": ("jit", _counted),
     "rounds otherwise under vmap": ("vmap", _mapped_apart),
