@@ -4,8 +4,9 @@ The package needs only NumPy, JAX and optax, and no test runner. A violated law 
 AssertionError that names it. `import jaxcomm` does not import this package.
 """
 
-from jaxcomm.testing._aggregator import check_aggregator
+from jaxcomm.testing._aggregator import AggregatorTrial
+from jaxcomm.testing._aggregator_laws import AGGREGATOR_LAWS, check_aggregator
 from jaxcomm.testing._codec import check_codec
 from jaxcomm.testing._gossip import check_gossip
 
-__all__ = ["check_aggregator", "check_codec", "check_gossip"]
+__all__ = ["AGGREGATOR_LAWS", "AggregatorTrial", "check_aggregator", "check_codec", "check_gossip"]

@@ -107,11 +107,44 @@ def with_extremes(size: int, workers: int, seed: int = 4) -> dict[str, np.ndarra
     return {"normal": normal, "sparse": sparse, "extreme": signs}
 
 
-# Leaves of different kinds: a matrix, a vector in fewer bits, a scalar.
+def edges(size: int, workers: int) -> dict[str, np.ndarray]:
+    """Returns updates at the edges of float32, [workers, size]."""
+    shape = (workers, size)
+    return {
+        "one worker alone": np.concatenate([np.ones((1, size)), np.zeros((workers - 1, size))]),
+        "the smallest normal numbers": np.full(shape, 3e-38),
+        "denormal": np.full(shape, 1e-40),
+        "the largest numbers": np.linspace(-1, 1, workers * size).reshape(shape) * (1e38 / workers),
+        "a wide range": np.tile(np.resize(10.0 ** np.arange(-30, 31, 15), size), (workers, 1)),
+    }
+
+
+def weights_of(workers: int) -> dict[str, np.ndarray]:
+    """Returns weights of several kinds, [workers]."""
+    kinds = {
+        "uneven": [1.0, 2.0, 5.0, 0.5],
+        "some zero": [0.0, 3.0, 0.0, 1.0],
+        "one left": [0.0, 0.0, 2.0, 0.0],
+        "equal": [7.0, 7.0, 7.0, 7.0],
+        "small": [2.0**-100, 2.0**-98, 0.0, 2.0**-100],
+        "large": [2.0**98, 2.0**100, 0.0, 2.0**98],
+    }
+    found = {name: np.resize(np.array(row), workers) for name, row in kinds.items()}
+    return {name: row for name, row in found.items() if row.any()}
+
+
+# A vector, a matrix and a scalar.
 LEAVES = {
-    "bias": jax.ShapeDtypeStruct((3,), "bfloat16"),
+    "bias": jax.ShapeDtypeStruct((3,), "float32"),
     "kernel": jax.ShapeDtypeStruct((5, 2), "float32"),
     "scale": jax.ShapeDtypeStruct((), "float32"),
+}
+# Of several dtypes, and without a leaf.
+MIXED = {
+    "float32": jax.ShapeDtypeStruct((5, 2), "float32"),
+    "bfloat16": jax.ShapeDtypeStruct((3,), "bfloat16"),
+    "float16": (jax.ShapeDtypeStruct((), "float16"), jax.ShapeDtypeStruct((5, 2), "float16")),
+    "none": None,
 }
 
 

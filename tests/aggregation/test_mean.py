@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm.aggregation import _mean
-from jaxcomm.testing._aggregator import Setting, require_visible
+from jaxcomm.testing import AGGREGATOR_LAWS, AggregatorTrial
 from tests.aggregation.test_shard_local import OVER_DATA
 from tests.laws.test_wire import COLLECTIVE, compiled, compiled_collectives
 from tests.slow import slow
@@ -104,14 +104,12 @@ def test_a_weight_that_is_none() -> None:
         jax.vmap(average, axis_name="data")(jnp.ones((2, 3), jnp.bfloat16))
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize(
-    "values", [{2: np.nan}, {0: np.inf}, {1: -np.inf}, {0: np.inf, 1: -np.inf}], ids=str
-)
-def test_non_finite_values_reach_every_worker(values: dict[int, float], mode: Mode) -> None:
-    updates = jax.tree.map(jnp.asarray, exact(4, "bfloat16"))
-    setting = Setting(jaxcomm.mean(), 4, "data")
-    require_visible(setting, updates, values, shows="coordinate", mode=mode)
+def test_non_finite_values_reach_every_worker() -> None:
+    leaves = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), exact(4, "bfloat16")
+    )
+    trial = AggregatorTrial(jaxcomm.mean(), 4, leaves=leaves, nonfinite="coordinate")
+    AGGREGATOR_LAWS["nonfinite"](trial)
 
 
 def test_the_largest_values_do_not_overflow() -> None:

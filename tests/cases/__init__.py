@@ -28,6 +28,7 @@ __all__ = [
     "FAMILIES",
     "FEW",
     "FRAME",
+    "REPRESENTATIVES",
     "MEANS",
     "WEIGHTED",
     "Case",

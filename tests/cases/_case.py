@@ -9,6 +9,7 @@ import optax
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.testing import AggregatorTrial
 
 # Why layers of different magnitude do not get updates in proportion.
 LARGEST_OF_ALL = "the largest coordinates of all layers together are sent, by design"
@@ -99,6 +100,22 @@ class Case(NamedTuple):
     zeros_drawn: bool = False
     nonfinite: Literal["all", "coordinate"] = "all"
     alien: str = ""
+
+    def trial(self, workers: int = 4) -> AggregatorTrial:
+        """The method and its claims, for the laws of `jaxcomm.testing`."""
+        return AggregatorTrial(
+            self.make(),
+            workers,
+            resolution=self.resolution,
+            unbiased=self.unbiased,
+            variance=self.variance,
+            weighted=self.weighted and self.resolution is not None,
+            silent=not (self.zeros_drawn or self.spreads),
+            nonfinite=self.nonfinite,
+            integers=self.integer_sum,
+            random=self.random,
+            draws=4000 if self.random else 2,
+        )
 
     def __repr__(self) -> str:
         return self.name

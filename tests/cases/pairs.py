@@ -112,7 +112,8 @@ def collected() -> Data:
         for item, names in zip(items, _strings(items, known), strict=True):
             for name in names.union(map(_name, _rows(item))):
                 pairs.setdefault((law, name), []).append(item)
-    laws = {law: items[0].function for (law, _), items in pairs.items()}
+    given = {law: items[0].function for (law, _), items in pairs.items()}
+    laws = {name: getattr(function, "law", function) for name, function in given.items()}
     constant = {law: workers_of(function) for law, function in laws.items()}
 
     def line(law: str, method: str) -> tuple[str, ...]:

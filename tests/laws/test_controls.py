@@ -9,15 +9,10 @@ import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.quantizers._dither import DitherPayload
+from jaxcomm.testing import AGGREGATOR_LAWS
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
-from tests.laws.test_nonfinite import check_visible
-from tests.laws.test_overflow import check_overflow
-from tests.laws.test_permutation import check_permutation
-from tests.laws.test_resolution import check_resolution
 from tests.laws.test_sums import check_sums
-from tests.laws.test_unbiased import check_unbiased
-from tests.laws.test_weights import check_weights
 from tests.laws.test_wire import check_bytes
 
 (HONEST,) = (c for c in CASES if c.name == "global_qsgd_8_bits")
@@ -30,6 +25,10 @@ def control(name: str, codec: Codec) -> Case:
         codec=codec,
         make=lambda axis="data", seed=0: jaxcomm.all_reduce_mean(codec, axis_name=axis),
     )
+
+
+def law(name: str, case: Case, workers: int = 3) -> None:
+    AGGREGATOR_LAWS[name](case.trial(workers))
 
 
 def _truncating() -> Codec:
@@ -94,16 +93,16 @@ def _first_worker_only() -> Case:
 
 
 FAILURES = {
-    "truncating is biased": lambda: check_unbiased(control("truncating", _truncating()), 3),
-    "half a mean is biased": lambda: check_unbiased(_scaled_by_half(), 3),
-    "half a mean is far": lambda: check_resolution(_scaled_by_half(), 3),
+    "truncating is biased": lambda: law("unbiased", control("truncating", _truncating())),
+    "half a mean is biased": lambda: law("unbiased", _scaled_by_half()),
+    "half a mean is far": lambda: law("resolution", _scaled_by_half()),
     "another's coins": lambda: check_workers_draw_apart(control("coins", _anothers_coins())),
-    "too narrow wraps": lambda: check_overflow(control("narrow", _one_bit_too_narrow()), 8),
+    "too narrow wraps": lambda: law("overflow", control("narrow", _one_bit_too_narrow()), 8),
     "too narrow sums": lambda: check_sums(control("narrow", _one_bit_too_narrow()), 8),
     "float is not 8 bits": lambda: check_bytes(_float_in_disguise(), 8),
-    "hidden NaN": lambda: check_visible(_nan_hidden(), float("nan"), "vmap"),
-    "one worker is no mean": lambda: check_permutation(_first_worker_only()),
-    "weights ignored": lambda: check_weights(_first_worker_only(), [1.0, 2.0, 5.0, 0.5], "vmap"),
+    "hidden NaN": lambda: law("nonfinite", _nan_hidden()),
+    "one worker is no mean": lambda: law("permutation", _first_worker_only()),
+    "weights ignored": lambda: law("weights", _first_worker_only(), 4),
 }
 
 
@@ -115,9 +114,9 @@ def test_caught(failure: str) -> None:
 
 
 def test_the_honest_row_passes_the_same_laws() -> None:
-    check_unbiased(HONEST, 3)
-    check_resolution(HONEST, 3)
+    law("unbiased", HONEST)
+    law("resolution", HONEST)
     check_workers_draw_apart(HONEST)
-    check_overflow(HONEST, 8)
+    law("overflow", HONEST, 8)
     check_sums(HONEST, 8)
     check_bytes(HONEST, 8)

@@ -23,33 +23,6 @@ from tests.workers import (
 )
 
 
-def _after_three_steps(case: Case, mode: str, workers: int) -> np.ndarray:
-    tx, updates = case.make(), gradients(workers)
-    run, state = aggregator(tx, workers, mode), initial(tx, updates, mode)
-    results = []
-    for step in range(3):
-        scaled = jax.tree.map(lambda x, step=step: x * 2.0**step, updates)
-        result, state = run(scaled, state, np.ones(workers, np.float32))
-        results.append(flat(result))
-    return np.stack(results)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "workers", [4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
-def test_modes_agree(case: Case, workers: int) -> None:
-    checked, unchecked, simulated = (
-        _after_three_steps(case, mode, workers) for mode in ("checked", "unchecked", "vmap")
-    )
-    np.testing.assert_array_equal(checked, unchecked)
-    if case.integer_sum:
-        np.testing.assert_array_equal(checked, simulated)
-    else:
-        np.testing.assert_allclose(checked, simulated, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_a_training_in_one_scan_is_that_of_steps(case: Case, checked: bool) -> None:

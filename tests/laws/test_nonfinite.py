@@ -1,4 +1,4 @@
-"""NaN and infinity reach every worker."""
+"""A step with NaN is skipped by all workers."""
 
 import jax
 import jax.numpy as jnp
@@ -9,32 +9,9 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import local_sgd
-from jaxcomm.testing._aggregator import Setting, require_visible
+from jaxcomm.testing import AggregatorTrial
 from tests.cases import CASES, FEW, Case, rows
-from tests.workers import MODE_ROWS, ONE_LEAF, Mode, flat, gradients
-
-
-def check_visible(case: Case, value: float, mode: Mode) -> None:
-    setting = Setting(case.make(), 4, "data")
-    require_visible(setting, gradients(4), {2: value}, shows=case.nonfinite, mode=mode)
-
-
-@pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
-def test_nan_is_visible(case: Case, mode: Mode) -> None:
-    check_visible(case, np.nan, mode)
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf])
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
-def test_infinity_is_visible(case: Case, value: float) -> None:
-    check_visible(case, value, "vmap")
-
-
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
-def test_opposite_infinities_do_not_cancel(case: Case) -> None:
-    setting, opposite = Setting(case.make(), ONE_LEAF[0], "data"), {0: np.inf, 1: -np.inf}
-    require_visible(setting, jnp.zeros(ONE_LEAF), opposite, shows=case.nonfinite)
+from tests.workers import MODE_ROWS, Mode, flat, gradients
 
 
 def bits(tree: object) -> list[np.ndarray]:
@@ -46,10 +23,10 @@ def bits(tree: object) -> list[np.ndarray]:
 @pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
 def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case, mode: Mode) -> None:
     """Neither residuals nor coins; and the step is counted."""
-    setting, updates = Setting(jaxcomm.skip_nonfinite(case.make()), 4, "data"), gradients(4)
-    _, state = setting.step(updates, setting.first(updates, mode), mode)
+    trial, updates = AggregatorTrial(jaxcomm.skip_nonfinite(case.make()), 4), gradients(4)
+    _, state = trial.step(updates, trial.first(updates, mode), mode)
     spoiled = {**updates, "kernel": updates["kernel"].at[2, 1, 1].set(np.nan)}
-    results, after = setting.step(spoiled, state, mode)
+    results, after = trial.step(spoiled, state, mode)
     assert (flat(results) == 0).all()
     assert (state.skipped_steps, after.skipped_steps) == (0, 1)
     for x, y in zip(bits(after.inner), bits(state.inner), strict=True):

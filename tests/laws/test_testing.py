@@ -27,7 +27,7 @@ from jaxcomm import (
 from jaxcomm._axis import is_simulated
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec, check_gossip
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, rows
 from tests.cases._gossip import GossipCase, gossip_rows
 
 
@@ -57,19 +57,6 @@ def _codecs() -> list[CodecRow]:
 @pytest.mark.parametrize("case", rows(_codecs(), {"top_k_sgd"}), ids=repr)
 def test_every_codec(case: CodecRow) -> None:
     check_codec(case.codec)
-
-
-@pytest.mark.parametrize("case", rows(CASES, {"global_qsgd"}), ids=repr)
-def test_every_aggregator(case: Case) -> None:
-    coordinates = 14
-    check_aggregator(
-        case.make(),
-        resolution=case.resolution(3, coordinates) if case.resolution else None,
-        unbiased=case.unbiased,
-        weighted=case.weighted,
-        zeros=not (case.zeros_drawn or case.spreads),
-        nonfinite=case.nonfinite,
-    )
 
 
 # Codecs of integers between two levels, and what is wrong with them.
@@ -365,7 +352,7 @@ def _traced_thrice() -> Any:
 
     def change(updates: Any, state: Any) -> Any:
         traces.append(None)
-        return jax.tree.map(lambda x: x if len(traces) <= 2 else x + 1, updates), state
+        return jax.tree.map(lambda x: x if len(traces) <= 3 else x + 1, updates), state
 
     return changed(change)
 
@@ -394,6 +381,12 @@ def _remembers_nan() -> Any:
 def _weighted(updates: Any, state: Any, params: Any = None, *, weight: Any = 1.0) -> Any:
     results, state = jaxcomm.mean().update(updates, state)
     return jax.tree.map(lambda x: x * jnp.asarray(weight, x.dtype), results), state
+
+
+def _grown(updates: Any, state: Any, params: Any = None, *, weight: Any = 1.0) -> Any:
+    results, state = jaxcomm.mean().update(updates, state, weight=weight)
+    factor = 1 + 1e-3 * lax.psum(jnp.asarray(weight, jnp.float32), "data")
+    return jax.tree.map(lambda x: x * factor, results), state
 
 
 def _counting(dtype: Any) -> Any:
@@ -447,6 +440,23 @@ BROKEN_AGGREGATORS = {
     "an update of another dtype": Broken(
         "update types", lambda: changed(each(lambda x: x.astype(jnp.float16)))
     ),
+    "a leaf without elements that loses its shape": Broken(
+        "shapes",
+        lambda: changed(each(lambda x: x if x.size else x.ravel())),
+        {"nonfinite": "coordinate"},
+    ),
+    "a smaller variance than it has": Broken(
+        "variance",
+        lambda: jaxcomm.global_qsgd(levels=3),
+        {"unbiased": True, "variance": lambda size, workers: 0.01},
+    ),
+    "the first worker counts twice": Broken(
+        "permutation",
+        lambda: changed(
+            each(lambda x: jnp.where(_worker() == 0, 2, 1).astype(x.dtype) * x), before=True
+        ),
+        {"nonfinite": "coordinate"},
+    ),
     "an update of another shape": Broken(
         "update types", lambda: changed(each(lambda x: x.ravel()))
     ),
@@ -454,8 +464,13 @@ BROKEN_AGGREGATORS = {
         "zeros", lambda: changed(each(lambda x: x + 1)), {"nonfinite": "coordinate"}
     ),
     "a weight that scales": Broken(
-        "equal weights",
+        "weights",
         lambda: optax.GradientTransformationExtraArgs(jaxcomm.mean().init, _weighted),
+        {"nonfinite": "coordinate", "weighted": True},
+    ),
+    "a mean that grows with the weights": Broken(
+        "equal weights",
+        lambda: optax.GradientTransformationExtraArgs(jaxcomm.mean().init, _grown),
         {"nonfinite": "coordinate", "weighted": True},
     ),
 }
