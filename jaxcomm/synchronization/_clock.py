@@ -147,7 +147,7 @@ def windows(
             f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "
             f"takes at least {straggler.minimum:g}: no worker would ever finish one."
         )
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     def draw(number: jax.Array) -> jax.Array:
         return straggler.sample(key, number, (workers, minibatches))

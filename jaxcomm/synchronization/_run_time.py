@@ -90,7 +90,7 @@ def neighbor_barrier(
     resolved = gossip.to_mixing(mixing)
     identity = np.eye(resolved.workers, dtype=bool)
     links = np.stack([matrix != 0 for matrix in resolved.matrices]) & ~identity
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     def barrier(step: jax.Array) -> Barrier:
         active = jnp.asarray(links)
@@ -247,7 +247,7 @@ def barrier_run_time(
       >>> barrier_run_time(deterministic([1.0, 1.0, 1.0, 3.0]), ring, 4, updates=100)
       RunTime(seconds_per_update=4.0, minibatches_per_second=1.0)
     """
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     @jax.jit
     def last() -> jax.Array:

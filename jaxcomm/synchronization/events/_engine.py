@@ -309,7 +309,7 @@ def event_loop(
       Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
       2016, describe most of the strategies; each policy names its own paper.
     """
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
     event_key = jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF))
     compute = policy.work(work)
 
