@@ -75,14 +75,12 @@ from jaxcomm.aggregation import (
     backup,
     budgeted_mean,
     delayed,
-    gradient_density,
     gradient_norms,
     hierarchical,
     lazy,
     majority_vote,
     mean,
     merged_mean,
-    or_reduce,
     recursive_doubling_mean,
     ring_mean,
     shard_local,
@@ -91,9 +89,11 @@ from jaxcomm.aggregation import (
     sliced,
     two_stage_mean,
     warmup,
-    warmup_schedule,
     zeroth_order,
 )
+from jaxcomm.aggregation._exchange import or_reduce
+from jaxcomm.aggregation._gradient_norms import gradient_density
+from jaxcomm.aggregation._warmup import warmup_schedule
 from jaxcomm.compression import (
     codes,
     feedback,
@@ -126,7 +126,8 @@ from jaxcomm.methods import (
     terngrad,
     top_k_sgd,
 )
-from jaxcomm.training import make_step, simulate
+from jaxcomm.training._make_step import make_step
+from jaxcomm.training._simulate import simulate
 from pallas_kernels import implementation
 
 __all__ = [

@@ -466,8 +466,8 @@ def exchange_rows(rows: PyTree, axis_name: AxisName) -> PyTree:
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm import collectives
-      >>> send = lambda rows: collectives.exchange_rows([rows], "data")[0]
+      >>> from jaxcomm._collectives import exchange_rows
+      >>> send = lambda rows: exchange_rows([rows], "data")[0]
       >>> jax.vmap(send, axis_name="data")(jnp.array([[1, 2], [3, 4]])).tolist()
       [[1, 3], [2, 4]]
     """

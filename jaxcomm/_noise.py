@@ -19,10 +19,13 @@ from pallas_kernels import _hash
 _IMPLEMENTATION = "threefry2x32"
 
 
-def make_key(seed: int | jax.Array, key: jax.Array | None) -> jax.Array:
-    """The key of an aggregator: the user's typed `key` if there is one, else from `seed`."""
-    if key is None:
-        return jax.random.key(seed, impl=_IMPLEMENTATION)
+def make_key(seed: int | jax.Array) -> jax.Array:
+    """The key of an aggregator."""
+    return jax.random.key(seed, impl=_IMPLEMENTATION)
+
+
+def require_key(key: jax.Array) -> jax.Array:
+    """The user's typed `key`, of the implementation that draws the same under `jax.vmap`."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
         raise ValueError(
             f"`key` must be one typed key, such as `jax.random.key(0)`, got {key.dtype} of shape "

@@ -13,6 +13,7 @@ from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, e3m0
 from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.gossip._matcha_plan import MatchaPlan
 from jaxcomm.synchronization import (
     diloco,
     eager_diloco,
@@ -76,7 +77,7 @@ def _ring() -> nx.Graph:
     return gossip.ring(WORKERS)
 
 
-def _half() -> gossip.MatchaPlan:
+def _half() -> MatchaPlan:
     return gossip.matcha_plan(_ring(), budget=0.5)
 
 

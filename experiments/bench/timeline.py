@@ -13,7 +13,8 @@ from experiments.bench.networks import NETWORKS, network_times
 from experiments.cli.configs import Timeline as Config
 from experiments.study.drawing import save
 from jaxcomm import scheduling
-from jaxcomm.scheduling import AlphaBeta, LayerTimes, Plan, Timeline
+from jaxcomm.scheduling import AlphaBeta, LayerTimes, Plan
+from jaxcomm.scheduling._timeline import Timeline
 
 COLORS = {  # Readable by the color-blind, and in this order from dark to light in grey.
     "backward": "#4c6a92",

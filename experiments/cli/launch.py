@@ -32,14 +32,15 @@ def check(command: Sequence[str]) -> list[str]:
 def main(config: Launch) -> int:
     """Runs `python -m experiments launch`; returns the exit code of the first failure."""
     from jaxcomm import launch
+    from jaxcomm.launch import _command_line
 
     try:
-        options = launch.parse(config.arguments, "python -m experiments launch")
+        options = _command_line.parse(config.arguments, "python -m experiments launch")
         command = ("-m", "experiments", *check(options.command))
         options = options._replace(
             command=(*command, "--start-timeout", str(options.start_timeout))
         )
         typed = shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
-        return launch.start(options, "experiments", {**os.environ, COMMAND: typed})
+        return _command_line.start(options, "experiments", {**os.environ, COMMAND: typed})
     except launch.LaunchError as error:
         raise ExperimentError(str(error)) from error

@@ -10,12 +10,13 @@ import jaxcomm
 from experiments.lab import inputs
 from experiments.lab.methods import LABELS, find
 from experiments.lab.models import LOSSES
+from jaxcomm.wire._account import Account
 
 
 class Sent(NamedTuple):
     """A step of a method: its account, and the share of the steps that send it."""
 
-    account: jaxcomm.wire.Account
+    account: Account
     share: float
 
 

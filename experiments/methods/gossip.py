@@ -10,6 +10,7 @@ import networkx as nx
 import optax
 
 from jaxcomm import compression, gossip
+from jaxcomm.gossip._matcha_plan import MatchaPlan
 
 BUDGET = 0.5
 BASELINE, CLAIMED = "dpsgd", "matcha"
@@ -65,7 +66,7 @@ class Topology:
         return max(degree for _, degree in self.graph.degree)
 
     @functools.cached_property
-    def plan(self) -> gossip.MatchaPlan:
+    def plan(self) -> MatchaPlan:
         """MATCHA's plan for the budget. For 64 workers it takes ten seconds."""
         return gossip.matcha_plan(self.matchings, BUDGET)
 

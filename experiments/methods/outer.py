@@ -11,6 +11,7 @@ from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, e3m0
 from jaxcomm.synchronization import diloco, eager_diloco, sparseloco, streaming_diloco
+from jaxcomm.wire._account import Account
 
 ADAM, MUON = "adam", "muon"
 INNERS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
@@ -38,7 +39,7 @@ class OuterMethod(NamedTuple):
     inners: tuple[str, ...] = (ADAM,)
     is_local: bool = True
     is_static: bool = False
-    mean_bytes: Callable[[jaxcomm.wire.Account, int], float] = lambda account, period: (
+    mean_bytes: Callable[[Account, int], float] = lambda account, period: (
         account.amortized_bytes_per_worker(1 / period)
     )
 

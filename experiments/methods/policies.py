@@ -15,7 +15,8 @@ import optax
 
 from experiments.methods.stragglers import TOPOLOGY, WORKERS
 from jaxcomm.synchronization import events
-from jaxcomm.synchronization.events import Policy, Sent
+from jaxcomm.synchronization.events import Policy
+from jaxcomm.synchronization.events._engine import Sent
 
 EVENTS = "events"
 FORM = (

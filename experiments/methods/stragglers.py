@@ -9,6 +9,7 @@ import optax
 import jaxcomm
 from experiments.methods.gossip import make_topology
 from jaxcomm import gossip, synchronization
+from jaxcomm.gossip._matcha_plan import MatchaPlan
 from jaxcomm.synchronization import Straggler
 
 WORKERS = 8
@@ -111,7 +112,7 @@ def _graph() -> gossip.Mixing:
 
 
 @functools.cache
-def _plan() -> gossip.MatchaPlan:
+def _plan() -> MatchaPlan:
     return gossip.matcha_plan(TOPOLOGY.matchings, BUDGET)
 
 

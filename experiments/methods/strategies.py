@@ -106,7 +106,7 @@ def _graph(name: str, workers: int) -> Any:
 
 def gap(name: str, workers: int) -> float:
     """The inverse of the spectral gap of the Metropolis weights of a graph."""
-    return 1 / gossip.spectral(gossip.mixing_matrix(_graph(name, workers))).gap
+    return 1 / gossip.to_mixing(_graph(name, workers)).gap
 
 
 def _choco(codec: jaxcomm.Codec, graph: str, seed: Any, workers: int) -> Any:

@@ -16,6 +16,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.tasks.task import Task
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.wire._account import Account
 
 BLOCK = 64
 
@@ -44,9 +45,7 @@ METHODS: Mapping[str, tuple[Callable[[Any], optax.GradientTransformation], str]]
 }
 
 
-def seconds_of(
-    account: jaxcomm.wire.Account, workers: int, slowdown: float, bandwidth: float
-) -> float:
+def seconds_of(account: Account, workers: int, slowdown: float, bandwidth: float) -> float:
     """The seconds of a step's messages, one stage after the other.
 
     A stage is all collectives of one kind. It ends when the slowest link has moved the bytes that

@@ -15,7 +15,8 @@ from experiments.training.logged import Logged, Training
 from experiments.training.window_runs import link_of
 from jaxcomm import synchronization
 from jaxcomm.synchronization import Straggler, events
-from jaxcomm.synchronization.events import Event, EventLoop, Progress
+from jaxcomm.synchronization.events import Event
+from jaxcomm.synchronization.events._engine import EventLoop, Progress
 
 LENGTH = 4096  # The mini-batches of a worker after which times and batches repeat.
 ROWS = 64  # Shards are padded to multiples of it, so that trials and runs share compiled programs.

@@ -15,6 +15,7 @@ from experiments.methods.convergence import Cell
 from experiments.tasks import objectives
 from experiments.tasks.objectives import DIMENSION, Objective
 from jaxcomm.synchronization import events, shifted_exponential
+from jaxcomm.synchronization.events._engine import EventLoop
 
 CHUNK = 16
 """Steps of one call of a compiled program, which returns means over them."""
@@ -146,7 +147,7 @@ def eventwise(cell: Cell, strength: int, workers: int) -> Program:
     """The program of a method on the event engine; a step is as many events as workers."""
     strategy, (codec, parameter) = cell.of_strategy, cell.parts(strength)
 
-    def loop_of(objective: Objective, schedule: Schedule, seed: jax.Array) -> events.EventLoop:
+    def loop_of(objective: Objective, schedule: Schedule, seed: jax.Array) -> EventLoop:
         def work(params: jax.Array, event: events.Event) -> tuple[jax.Array, jax.Array]:
             batch = objectives.draw_of(objective, event.worker, event.key)
             return jax.value_and_grad(objectives.loss)(params, batch)

@@ -18,7 +18,9 @@ from experiments.methods.stragglers import (
     Method,
 )
 from jaxcomm import synchronization
-from jaxcomm.synchronization import Barrier, Queue, Trigger, Window
+from jaxcomm.synchronization import Trigger
+from jaxcomm.synchronization._run_time import Barrier
+from jaxcomm.synchronization._windows import Queue, Window, close_window, new_queue
 
 MAX_MINIBATCHES = 8  # Per worker and step.
 CHUNK = 256  # Steps of one call of a compiled program.
@@ -122,7 +124,7 @@ def _non_blocking(
             if form == NEW_TIME:
                 drawn = straggler.sample(key, step, (WORKERS, MAX_MINIBATCHES))
                 times = _only_first(drawn, minibatches)
-            window, queue = synchronization.close_window(
+            window, queue = close_window(
                 queue, times, fastest, in_flight="finish_late" if form == FINISH_LATE else "abort"
             )
             finished = window.finished.astype(jnp.int32)
@@ -159,7 +161,7 @@ def timeline(
     carry: Any = (jnp.zeros(WORKERS), step)
     run = _blocking(method, speeds, minibatch_seconds)
     if form != BLOCKING:
-        carry = (synchronization.new_queue(WORKERS), step)
+        carry = (new_queue(WORKERS), step)
         run = _non_blocking(method, form, speeds, minibatch_seconds)
     chunks: list[Any] = []
     clock = 0.0

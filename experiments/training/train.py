@@ -20,6 +20,7 @@ from experiments.training.diagnostics import read_diagnostics, update_maxima
 from experiments.training.finite import FiniteSteps
 from experiments.training.optimizers import MOMENTUM, OPTIMIZERS
 from experiments.training.sharding import global_batches
+from jaxcomm.wire._account import Account
 
 
 class Program(NamedTuple):
@@ -34,7 +35,7 @@ class Program(NamedTuple):
     first: Callable[[int, float], tuple[Any, optax.OptState]]
     batches: Callable[[Task, int], Iterator[Any]]
     compression_error: Callable[..., jax.Array | float] | None  # `None` if the step reports it.
-    account: jaxcomm.wire.Account
+    account: Account
 
     def start(self, seed: int) -> tuple[Any, optax.OptState]:
         """The initial parameters and state."""

@@ -1,5 +1,5 @@
 """Whether to compress, and with which method. `jaxcomm.advise` is the function of this package."""
 
-from jaxcomm.advise._advise import Advice, Row, advise
+from jaxcomm.advise._advise import advise
 
-__all__ = ["Advice", "Row", "advise"]
+__all__ = ["advise"]

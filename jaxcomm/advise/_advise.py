@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from jaxcomm._contract import PyTree
 from jaxcomm._workers import worker_axes
 from jaxcomm.compression.quantizers._dither import DEFAULT_LEVELS, choose_field, most_levels
-from jaxcomm.perf import Calibration, Device, Prediction, predict
+from jaxcomm.perf import Calibration, Device, predict
 from jaxcomm.perf._calibrate import median, seconds_of
 from jaxcomm.perf._link import SECONDS, quantity, to_device, to_link
-from jaxcomm.perf._predict import BACKWARD, LinkLike, shapes_of, size_of
+from jaxcomm.perf._predict import BACKWARD, LinkLike, Prediction, shapes_of, size_of
 from jaxcomm.perf._recommended import Method, error_of, recommended
 
 TIMED = 5  # Steps, of which the median counts.
@@ -153,8 +153,12 @@ def advise(
       device: The device whose memory limits codecs that are not calibrated.
 
     Returns:
-      The advice: print it, or read its `rows`, `recommended` and `line`. Its assumptions name the
-      methods that are omitted, e.g. since a leaf is too large for a codec, and why.
+      The advice; print it. It has `rows`, the methods by their `cost`; `recommended`, one of the
+      rows; `compress`, whether it does more than round to 16 bits; `verdict`, a sentence; `line`,
+      the code to paste; and `assumptions`, texts, which also name the methods that are omitted,
+      e.g. since a leaf is too large for a codec, and why. A row has `code`, `tx`, the assumed
+      factor `steps` or `None`, `risk`, the `prediction` of :func:`jaxcomm.perf.predict`, and
+      `cost`, its seconds per step times `steps`.
 
     Raises:
       ValueError: If `step_seconds` is not positive; if there is no worker; if the link has no

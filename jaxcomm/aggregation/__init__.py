@@ -10,8 +10,7 @@ from jaxcomm.aggregation._budgeted import budgeted_mean
 from jaxcomm.aggregation._built import aggregator, coded_aggregator
 from jaxcomm.aggregation._coded import AggregatorOptions
 from jaxcomm.aggregation._delayed import delayed
-from jaxcomm.aggregation._exchange import Exchanged, Part, or_reduce
-from jaxcomm.aggregation._gradient_norms import gradient_density, gradient_norms
+from jaxcomm.aggregation._gradient_norms import gradient_norms
 from jaxcomm.aggregation._hierarchical import hierarchical, sliced
 from jaxcomm.aggregation._lazy import lazy
 from jaxcomm.aggregation._majority_vote import majority_vote
@@ -21,15 +20,13 @@ from jaxcomm.aggregation._shard_local import shard_local
 from jaxcomm.aggregation._sharded_server import sharded_server
 from jaxcomm.aggregation._skip_nonfinite import skip_nonfinite
 from jaxcomm.aggregation._two_stage import two_stage_mean
-from jaxcomm.aggregation._warmup import warmup, warmup_schedule
+from jaxcomm.aggregation._warmup import warmup
 from jaxcomm.aggregation._weight_gather import weight_gather
 from jaxcomm.aggregation._zeroth_order import zeroth_order, zeroth_order_gradient
 
 __all__ = [
     "aggregator",
     "coded_aggregator",
-    "Exchanged",
-    "Part",
     "AggregatorOptions",
     "accumulate",
     "adaptive_budgets",
@@ -40,12 +37,10 @@ __all__ = [
     "lazy",
     "recursive_doubling_mean",
     "all_gather_mean",
-    "gradient_density",
     "gradient_norms",
     "hierarchical",
     "mean",
     "merged_mean",
-    "or_reduce",
     "ring_mean",
     "shard_local",
     "sharded_server",
@@ -55,7 +50,6 @@ __all__ = [
     "two_stage_mean",
     "majority_vote",
     "warmup",
-    "warmup_schedule",
     "weight_gather",
     "zeroth_order",
     "zeroth_order_gradient",

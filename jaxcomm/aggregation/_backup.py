@@ -60,7 +60,6 @@ def backup(
     *,
     times: Callable[[jax.Array, jax.Array, tuple[int, int]], jax.Array] | None = None,
     seed: int | jax.Array = 0,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages over the first :math:`n - b` workers of a step, and drops the others.
 
@@ -90,7 +89,6 @@ def backup(
         straggler model: `synchronization.shifted_exponential(1.0).sample`. The key is
         `jax.random.key(seed)`, so that a clock can draw the same times.
       seed: Seed of `times`; may be traced.
-      key: A typed threefry key, in place of `seed`.
 
     Returns:
       An aggregator, to place before the optimizer, with the guarantees of `tx`. The gradient of a
@@ -136,7 +134,7 @@ def backup(
     def init_fn(params: PyTree) -> BackupState:
         if _axis.is_bound(axes):
             require_some_left()
-        return BackupState(_noise.make_key(seed, key), jnp.zeros((), jnp.uint32), tx.init(params))
+        return BackupState(_noise.make_key(seed), jnp.zeros((), jnp.uint32), tx.init(params))
 
     def update_fn(
         updates: PyTree,

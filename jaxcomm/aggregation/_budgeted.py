@@ -201,7 +201,7 @@ def budgeted_mean(
     receives :math:`(n-1)/m\, p`; all others send at most as in
     :func:`jaxcomm.aggregation.two_stage_mean` with :math:`m` rows. The second stage is an
     all-gather of equal parts: all workers need all of the mean, so :math:`p` does not fall, and a
-    slow worker forwards it. :meth:`jaxcomm.wire.Account.bytes_sent` shows the bytes of one worker.
+    slow worker forwards it. `bytes_sent` of :func:`jaxcomm.wire.account` shows those of a worker.
     A flag that reports non-finite updates is one float32.
 
     Args:

@@ -1,7 +1,7 @@
 """Builds aggregators from an exchange: of arrays, or of units that a codec encodes."""
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxcomm import _axis, _units
 from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
 from jaxcomm._require import checked
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
-from jaxcomm.aggregation._exchange import Exchange, all_finite, everywhere
+from jaxcomm.aggregation._exchange import Exchanged, all_finite, everywhere
 
 
 @checked
@@ -94,7 +94,7 @@ def aggregator(
 @takes_options
 def coded_aggregator(
     codec: Codec,
-    exchange: Exchange,
+    exchange: Callable[[list[Any]], tuple[Any, ...]],
     *,
     axis_name: AxisName = "data",
     **options: Unpack[AggregatorOptions],
@@ -109,8 +109,13 @@ def coded_aggregator(
 
     Args:
       codec: The codec that supplies the memory, `finalize` and `diagnose` of a unit.
-      exchange: `[Part] -> Exchanged`: measures and encodes each :class:`Part`, sends the payloads,
-        and sets `memory` and `mean` of the part.
+      exchange: `parts -> (parts, finite)`: measures and encodes each part, sends the payloads, and
+        sets the fields `memory`, after encoding, and `mean`, over all workers, by `_replace`. A
+        part is one unit of this worker's updates: a named tuple with its `codec`, its `context`,
+        with the memory before the step, and `x`; after encoding, `context` is that of `encode`, and
+        `payload` the one that was decoded to the mean, if payloads were combined. `finite`, bool[],
+        says whether the parts of all workers are finite. A third element may be a function without
+        arguments that returns this worker's own payloads, decoded, for `diagnostics`.
       axis_name: The mesh axis, or axes, of the workers.
       **options: See :class:`jaxcomm.aggregation.AggregatorOptions`.
 
@@ -136,10 +141,10 @@ def coded_aggregator(
       ...         )
       ...         for part, p in zip(parts, first)
       ...     ]
-      ...     return aggregation.Exchanged(means, jnp.array(True))
+      ...     return means, jnp.array(True)
       >>> tx = aggregation.coded_aggregator(codec, exchange)
       >>> update = lambda x: tx.update(x, tx.init(x))[0]
       >>> print(jax.vmap(update, axis_name="data")(jnp.array([1.0, 2.0])))
       [1. 1.]
     """
-    return coded_mean(axis_name, codec, exchange, options)
+    return coded_mean(axis_name, codec, lambda parts: Exchanged(*exchange(parts)), options)

@@ -55,7 +55,6 @@ class AggregatorOptions(TypedDict, total=False):
       bucket_bytes: The maximum size of a bucket in float32 bytes; a larger leaf has its own bucket.
         Default: 32 MiB.
       seed: Seed of the randomness; may be traced. Default: 0.
-      key: A typed threefry key, in place of `seed`.
       diagnostics: Whether the state's field `diagnostics` reports `compression_error`, `density`
         and `residual_norm` of the step, and metrics of the codec; see
         :func:`jaxcomm.global_qsgd`.
@@ -64,7 +63,6 @@ class AggregatorOptions(TypedDict, total=False):
     scope: _units.Scope | None
     bucket_bytes: Annotated[int, Range(least=4)] | None
     seed: int | jax.Array
-    key: jax.Array | None
     diagnostics: bool
 
 
@@ -72,7 +70,6 @@ DEFAULTS: AggregatorOptions = {
     "scope": None,
     "bucket_bytes": None,
     "seed": 0,
-    "key": None,
     "diagnostics": False,
 }
 
@@ -342,7 +339,7 @@ def coded_mean(
         if jax.tree.leaves(own):
             _axis.require_bound(axis_name)
         state = AggregatorState(
-            key=_noise.make_key(options["seed"], options["key"]),
+            key=_noise.make_key(options["seed"]),
             step=jnp.zeros((), jnp.uint32),
             own=_axis.marked(own, axis_name),
             shared=[memory.shared for memory in memories],

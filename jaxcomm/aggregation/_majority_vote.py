@@ -42,7 +42,6 @@ def majority_vote(
     *,
     codec: Codec | None = None,
     seed: int | jax.Array = 0,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each worker's update by the sign of most workers, +1 or -1, per coordinate.
 
@@ -72,7 +71,6 @@ def majority_vote(
         with `momentum(signs())` of `jaxcomm.compression.feedback`, workers vote with their
         momentum, which is :func:`jaxcomm.signum`.
       seed: Seed of the coins; may be traced.
-      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to place before the optimizer. Its state is that of every aggregator with a
@@ -131,7 +129,7 @@ def majority_vote(
             results.append(part._replace(memory=memory, mean=mean))
         return Exchanged(results, finite)
 
-    options: AggregatorOptions = {"scope": "bucket", "seed": seed, "key": key}
+    options: AggregatorOptions = {"scope": "bucket", "seed": seed}
     tx = coded_mean(axis_name, sign, exchange, options)
 
     def update_fn(

@@ -69,7 +69,6 @@ def sharded_server(
     bucket_bytes: int | None = None,
     max_norm: AboveZero | None = None,
     seed: int | jax.Array = 0,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages and optimizes, with the optimizer state of each coordinate on one worker (ZeRO-2).
 
@@ -119,7 +118,6 @@ def sharded_server(
         float: a larger one is scaled down, as by `optax.clip_by_global_norm` between a mean and the
         optimizer. It takes an all-reduce of one float32. Default: no clipping.
       seed: Seed of the randomness; may be traced.
-      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to use in place of the aggregator and the optimizer, for
@@ -227,7 +225,7 @@ def sharded_server(
 
         slices = slices_of(params)
         return ShardedServerState(
-            key=_noise.make_key(seed, key),
+            key=_noise.make_key(seed),
             step=jnp.zeros((), jnp.uint32),
             push=memory_of(push_end, rows_of(params)),
             inner=mark_some(inner.init(slices), own),

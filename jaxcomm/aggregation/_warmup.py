@@ -142,7 +142,7 @@ def warmup_schedule(
       ValueError: If `steps` or `workers` is not a positive Python int.
 
     Example:
-      >>> from jaxcomm.aggregation import warmup_schedule
+      >>> from jaxcomm import warmup_schedule
       >>> schedule = warmup_schedule(0.8, steps=4, workers=8)
       >>> [round(float(schedule(step)), 3) for step in (0, 2, 4, 100)]
       [0.1, 0.45, 0.8, 0.8]

@@ -255,7 +255,7 @@ def weight_gather(
                 "calls of their own."
             )
         place = (
-            None if key is None else _noise.placed_key(_noise.make_key(0, key), axis_name, slices)
+            None if key is None else _noise.placed_key(_noise.require_key(key), axis_name, slices)
         )
         dimensions = _dimensions(specs, slices, axis_name)
         leaves, treedef = jax.tree.flatten(slices)

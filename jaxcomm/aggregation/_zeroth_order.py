@@ -234,7 +234,7 @@ def zeroth_order_gradient(
         return value
 
     drawn = Directions(
-        params, _noise.make_key(0, key), jnp.zeros((), jnp.uint32), directions, distribution
+        params, _noise.require_key(key), jnp.zeros((), jnp.uint32), directions, distribution
     )
     value, slopes = differences(loss, params, drawn, smoothing)
     gradient, _ = mean_along(axis_name, drawn, slopes, None)
@@ -267,7 +267,6 @@ def zeroth_order(
     distribution: Distribution = "gaussian",
     axis_name: AxisName = "data",
     seed: int | jax.Array = 0,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Descends along random directions, from the losses of workers and without gradients.
 
@@ -298,7 +297,6 @@ def zeroth_order(
       distribution: `"gaussian"`, or `"rademacher"` for signs, which have the smaller variance.
       axis_name: The mesh axis, or axes, of the workers.
       seed: Seed of the directions; may be traced.
-      key: A typed threefry key, in place of `seed`.
 
     Returns:
       A transformation to place before the optimizer, in place of an aggregator. Updates are equal
@@ -337,7 +335,7 @@ def zeroth_order(
 
     def init_fn(params: PyTree) -> ZerothOrderState:
         del params
-        return ZerothOrderState(_noise.make_key(seed, key), jnp.zeros((), jnp.uint32))
+        return ZerothOrderState(_noise.make_key(seed), jnp.zeros((), jnp.uint32))
 
     def directions_of(state: ZerothOrderState, like: PyTree) -> Directions:
         placed = _noise.placed_key(state.key, axis_name, like)

@@ -151,9 +151,14 @@ class Checkpoints:
           step: Which checkpoint. Default: the newest.
           tx: If given, a checkpoint of another number of workers is resized to `workers`; `start`
             is then a dict with `"params"` and `"opt_state"`. See :func:`jaxcomm.resize_workers`.
-            A `Clock`, `Deal` and `StaleParams` of :mod:`jaxcomm.synchronization` in it follow too.
+            The clock of :func:`jaxcomm.synchronization.windows`, a deal of
+            :func:`jaxcomm.synchronization.new_deal` and a `StaleParams` in it follow too.
           workers: With `tx`: the mesh, or the number of workers, of `start`.
           axis_name: With `tx`: the axis, or axes, of the workers.
+
+        Returns:
+          A named tuple: `step`, how many steps were done; `state`, arrays with the structure and
+          the shardings of `start`; and `position`, what `save` was given.
 
         Raises:
           FileNotFoundError: If there is no such checkpoint.

@@ -11,7 +11,9 @@ from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._resize import place, resize_workers
 from jaxcomm._workers import consensus, replicate
 from jaxcomm.checkpoint._arrays import CheckpointError, Entry
-from jaxcomm.synchronization import Clock, Deal, StaleParams, redeal, resize_clock
+from jaxcomm.synchronization import StaleParams, redeal, resize_clock
+from jaxcomm.synchronization._clock import Clock
+from jaxcomm.synchronization._deal import Deal
 
 _BY_WORKER = Clock, Deal, StaleParams
 

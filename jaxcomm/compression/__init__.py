@@ -1,14 +1,5 @@
 """Codecs of one array. A codec names no mesh axis."""
 
-from jaxcomm.compression import (
-    codes,
-    feedback,
-    low_rank,
-    quantizers,
-    regularizers,
-    sketches,
-    sparsifiers,
-)
 from jaxcomm.compression._blockwise import blockwise
 from jaxcomm.compression._chain import chain, reserved
 from jaxcomm.compression._compressed_memory import compressed_memory
@@ -17,17 +8,10 @@ from jaxcomm.compression._transforms import cosine, rotated
 
 __all__ = [
     "blockwise",
-    "codes",
     "chain",
     "compressed_memory",
     "cosine",
-    "feedback",
-    "low_rank",
-    "quantizers",
-    "regularizers",
     "reserved",
     "rotated",
     "scaled",
-    "sketches",
-    "sparsifiers",
 ]

@@ -7,9 +7,8 @@ mixing matrix needs neither.
 from jaxcomm.gossip._compressed import choco_sgd, choco_step_size, deep_squeeze
 from jaxcomm.gossip._dpsgd import ad_psgd, d2, dpsgd, matcha
 from jaxcomm.gossip._gossiped import Mixed, gossiped, periodic_averaging, require_symmetric
-from jaxcomm.gossip._matcha_plan import MatchaPlan, matcha_plan
-from jaxcomm.gossip._matchings import to_rounds
-from jaxcomm.gossip._mixing import Mixing, Spectral, mixing_matrix, spectral
+from jaxcomm.gossip._matcha_plan import matcha_plan
+from jaxcomm.gossip._mixing import Mixing, mixing_matrix
 from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._noloco import noloco
 from jaxcomm.gossip._sgp import sgp
@@ -23,34 +22,25 @@ from jaxcomm.gossip._to_mixing import (
     to_mixing,
 )
 from jaxcomm.gossip._topologies import (
-    complete,
-    erdos_renyi,
     exponential,
     hypercube,
     one_peer_exponential,
-    path,
-    random_geometric,
     ring,
-    star,
     torus,
 )
 
 __all__ = [
-    "MatchaPlan",
     "Mixed",
     "Mixing",
     "MixingStep",
-    "Spectral",
     "ad_psgd",
     "randomized",
     "choco_sgd",
     "choco_step_size",
-    "complete",
     "d2",
     "deep_squeeze",
     "dpsgd",
     "draw",
-    "erdos_renyi",
     "gossiped",
     "require_symmetric",
     "periodic_averaging",
@@ -65,13 +55,8 @@ __all__ = [
     "random_pairs",
     "random_periodic",
     "one_peer_exponential",
-    "path",
-    "random_geometric",
     "ring",
     "sgp",
-    "spectral",
-    "star",
     "to_mixing",
-    "to_rounds",
     "torus",
 ]

@@ -115,7 +115,7 @@ def choco_sgd(
     neighbor: the accumulated messages in each direction.
 
     Args:
-      mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` is also valid.
+      mixing: As for :func:`dpsgd`; a plan of :func:`matcha_plan` is also valid.
       codec: A codec of :mod:`jaxcomm.compression` without memory. It must be a contraction:
         :math:`\mathbb{E}\|Q(x) - x\|^2 \le (1 - \delta) \|x\|^2` with :math:`\delta > 0`. Wrap an
         unbiased codec whose relative variance :math:`\omega` is at least 1 in
@@ -282,7 +282,7 @@ def deep_squeeze(
     the parameters. The graph may change from step to step.
 
     Args:
-      mixing: As for :func:`dpsgd`; a :class:`MatchaPlan` is also valid.
+      mixing: As for :func:`dpsgd`; a plan of :func:`matcha_plan` is also valid.
       codec: A codec of :mod:`jaxcomm.compression` without memory. It must be a contraction:
         :math:`\mathbb{E}\|C(x) - x\|^2 \le (1 - \delta) \|x\|^2` with :math:`\delta > 0`. Wrap an
         unbiased codec whose relative variance :math:`\omega` is at least 1 in

@@ -153,7 +153,7 @@ def matcha(
       A transformation as returned by :func:`dpsgd`.
 
     Raises:
-      ValueError: As :func:`dpsgd` does, or if `plan` is not a :class:`MatchaPlan`.
+      ValueError: As :func:`dpsgd` does, or if `plan` is not from :func:`matcha_plan`.
 
     Example:
       >>> import optax

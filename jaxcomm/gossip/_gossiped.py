@@ -205,7 +205,7 @@ def gossiped(
         memory = start(units_of(params, _dtypes(params)[1])[0])
         reported, zero = ("disagreement", "skipped_steps", "rounds"), jnp.zeros((), jnp.float32)
         return GossipState(
-            key=_noise.make_key(seed, None),
+            key=_noise.make_key(seed),
             step=jnp.zeros((), jnp.uint32),
             own=resized_by(_axis.marked(memory, axis_name), lambda old, new: new),
             skipped_steps=resized_by(

@@ -94,7 +94,11 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
       budget: The expected fraction of active matchings per step, in (0, 1].
 
     Returns:
-      A plan.
+      A plan, a named tuple: `workers`; `matchings`, sets of edges; `probabilities`, that each of
+      them is active in a step, independently of the others; `expected_rounds`, the sum of these;
+      `alpha`, the weight of the difference to an active neighbor; `rho`, an upper bound on the
+      factor by which a step contracts the squared distance of workers from their mean, in
+      expectation; and `lambda_2`, the algebraic connectivity of the expected graph.
 
     Raises:
       ValueError: If `budget` is out of range, the graph is directed or not connected, or a matching

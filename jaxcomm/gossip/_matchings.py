@@ -189,9 +189,10 @@ def to_rounds(weights: np.ndarray) -> list[Round]:
 
     Example:
       >>> from jaxcomm import gossip
-      >>> len(gossip.to_rounds(gossip.mixing_matrix(gossip.ring(7), "uniform")))
+      >>> from jaxcomm.gossip._matchings import to_rounds
+      >>> len(to_rounds(gossip.mixing_matrix(gossip.ring(7), "uniform")))
       2
-      >>> gossip.to_rounds(gossip.mixing_matrix(gossip.ring(4), "uniform"))
+      >>> to_rounds(gossip.mixing_matrix(gossip.ring(4), "uniform"))
       [((0, 1), (1, 2), (2, 3), (3, 0)), ((0, 3), (1, 0), (2, 1), (3, 2))]
     """
     workers = len(weights)

@@ -101,10 +101,8 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 
     Example:
       >>> from jaxcomm import gossip
-      >>> gossip.mixing_matrix(gossip.path(3)).round(2)
-      array([[0.67, 0.33, 0.  ],
-             [0.33, 0.33, 0.33],
-             [0.  , 0.33, 0.67]])
+      >>> gossip.mixing_matrix(gossip.ring(4))[0].round(2)
+      array([0.33, 0.33, 0.  , 0.33])
 
     References:
       Xiao, Boyd, `Fast linear iterations for distributed averaging
@@ -119,48 +117,6 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
             "`gossip.sgp`."
         )
     return _RULES[rule](graph)
-
-
-class Spectral(NamedTuple):
-    """The eigenvalues and the contraction rate of a mixing matrix."""
-
-    lambda_2: float  # the second largest eigenvalue, or its magnitude if W is not symmetric
-    lambda_n: float  # the smallest eigenvalue
-    gap: float  # 1 - max(|lambda_2|, |lambda_n|)
-    rho: float  # max(|lambda_2|, |lambda_n|)**2, the contraction factor of the squared distance
-
-
-def spectral(weights: np.ndarray) -> Spectral:
-    r"""Eigenvalues of a mixing matrix, and its rate of consensus.
-
-    .. math:: \sum_i \|x_i^{k+1} - \bar x\|^2 \le \rho \sum_i \|x_i^k - \bar x\|^2, \qquad
-              \rho = \max(|\lambda_2|, |\lambda_n|)^2
-
-    Args:
-      weights: :math:`W`, [n, n], symmetric and doubly stochastic.
-
-    Returns:
-      The eigenvalues :math:`\lambda_2` and :math:`\lambda_n`, the spectral gap, and the rate
-      :math:`\rho`.
-
-    Raises:
-      ValueError: If `weights` is not symmetric and doubly stochastic.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> gossip.spectral(gossip.mixing_matrix(gossip.ring(4), "uniform")).rho.__round__(3)
-      0.111
-    """
-    weights = np.asarray(weights, np.float64)
-    square = weights.ndim == 2 and weights.shape[0] == weights.shape[1]
-    if not square or not np.allclose(weights, weights.T) or not np.allclose(weights.sum(axis=0), 1):
-        raise ValueError("`weights` must be a symmetric matrix whose rows and columns add to 1.")
-    eigenvalues = np.linalg.eigvalsh(weights)
-    if len(eigenvalues) == 1:
-        return Spectral(0.0, 0.0, 1.0, 0.0)
-    second, last = float(eigenvalues[-2]), float(eigenvalues[0])
-    slowest = max(abs(second), abs(last))
-    return Spectral(second, last, 1 - slowest, slowest**2)
 
 
 Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]

@@ -77,8 +77,8 @@ def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     if isinstance(graph, np.ndarray | list | tuple):
         return Mixing((_require_matrix(graph),))
     raise ValueError(
-        "A mixing must be a networkx graph, a matrix [n, n], a `Mixing`, a `MatchaPlan`, or a "
-        f"list of graphs or matrices to cycle through, got {graph!r}."
+        "A mixing must be a networkx graph, a matrix [n, n], a `Mixing`, a plan of `matcha_plan`, "
+        f"or a list of graphs or matrices to cycle through, got {graph!r}."
     )
 
 
@@ -227,7 +227,7 @@ def lazy_mixing(mixing: Any) -> Mixing:
 
     Example:
       >>> from jaxcomm import gossip
-      >>> gossip.lazy_mixing(gossip.path(2)).matrices[0]
+      >>> gossip.lazy_mixing(gossip.ring(2)).matrices[0]
       array([[0.75, 0.25],
              [0.25, 0.75]])
     """

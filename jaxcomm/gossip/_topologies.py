@@ -1,8 +1,7 @@
-"""Topologies: graphs whose nodes are the workers 0 to n - 1."""
+"""Topologies that networkx lacks: graphs whose nodes are the workers 0 to n - 1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from jaxcomm.gossip._extras import is_graph
@@ -60,57 +59,6 @@ def ring(workers: int) -> nx.Graph:
     return _relabeled(nx.cycle_graph(workers))
 
 
-def path(workers: int) -> nx.Graph:
-    """A path of `workers`: a ring without one of its edges.
-
-    Args:
-      workers: The number of workers, at least 1.
-
-    Returns:
-      An undirected graph.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> sorted(gossip.path(4).edges)
-      [(0, 1), (1, 2), (2, 3)]
-    """
-    return nx.path_graph(workers)
-
-
-def star(workers: int) -> nx.Graph:
-    """A star: the first of `workers` is a neighbor of all others.
-
-    Args:
-      workers: The number of workers, at least 1.
-
-    Returns:
-      An undirected graph.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> sorted(gossip.star(4).edges)
-      [(0, 1), (0, 2), (0, 3)]
-    """
-    return nx.star_graph(workers - 1)
-
-
-def complete(workers: int) -> nx.Graph:
-    """The complete graph of `workers`; uniform weights give the exact mean.
-
-    Args:
-      workers: The number of workers, at least 1.
-
-    Returns:
-      An undirected graph.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> sorted(gossip.complete(3).edges)
-      [(0, 1), (0, 2), (1, 2)]
-    """
-    return nx.complete_graph(workers)
-
-
 def torus(rows: int, columns: int) -> nx.Graph:
     """A grid of `rows` and `columns` with wrapped borders: degree 4, numbered row by row.
 
@@ -148,7 +96,7 @@ def hypercube(workers: int) -> nx.Graph:
     """
     if workers & (workers - 1):
         raise ValueError(f"A hypercube has 2**k workers, got `workers`={workers}.")
-    return _relabeled(nx.hypercube_graph(workers.bit_length() - 1)) if workers > 1 else path(1)
+    return _relabeled(nx.hypercube_graph(workers.bit_length() - 1)) if workers > 1 else ring(1)
 
 
 def exponential(workers: int, *, directed: bool = True) -> Graph:
@@ -210,63 +158,3 @@ def one_peer_exponential(workers: int, *, directed: bool = True) -> list[Graph]:
         graph.add_edges_from(enumerate(receivers) if workers > 1 else [])
         graphs.append(graph)
     return graphs
-
-
-def erdos_renyi(workers: int, probability: float, *, seed: int = 0) -> nx.Graph:
-    """A connected Erdős-Rényi graph: each pair of workers has an edge with `probability`.
-
-    Draws are repeated until the graph is connected.
-
-    Args:
-      workers: The number of workers, at least 1.
-      probability: The probability of each edge, in [0, 1].
-      seed: Seed of the draws.
-
-    Returns:
-      An undirected graph.
-
-    Raises:
-      ValueError: If no graph in 100 draws is connected.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> len(gossip.erdos_renyi(8, 0.4).edges) >= 7
-      True
-    """
-    return _connected(
-        lambda draw: nx.gnp_random_graph(workers, probability, seed=draw), seed, "`probability`"
-    )
-
-
-def random_geometric(workers: int, radius: float, *, seed: int = 0) -> nx.Graph:
-    """A connected random geometric graph of workers at random points of the unit square.
-
-    Draws are repeated until the graph is connected.
-
-    Args:
-      workers: The number of workers, at least 1.
-      radius: The largest distance between neighbors, relative to the side of the square.
-      seed: Seed of the draws.
-
-    Returns:
-      An undirected graph.
-
-    Raises:
-      ValueError: If no graph in 100 draws is connected.
-
-    Example:
-      >>> from jaxcomm import gossip
-      >>> len(gossip.random_geometric(8, 0.5).edges) >= 7
-      True
-    """
-    return _connected(
-        lambda draw: nx.random_geometric_graph(workers, radius, seed=draw), seed, "`radius`"
-    )
-
-
-def _connected(draw: Callable[[int], nx.Graph], seed: int, option: str) -> nx.Graph:
-    for attempt in range(100):
-        graph = draw(100 * seed + attempt)
-        if nx.is_connected(graph):
-            return graph
-    raise ValueError(f"None of 100 random graphs is connected: increase {option}.")

@@ -5,11 +5,9 @@ script calls :func:`initialize` before other code uses a device. On a cluster, t
 manager starts the script.
 """
 
-from jaxcomm.launch._command_line import parse, start
 from jaxcomm.launch._environment import LaunchError, LostProcessError
 from jaxcomm.launch._join import (
     initialize,
-    is_initialized,
     is_main_process,
     is_preempted,
     reraise_lost_process,
@@ -18,11 +16,8 @@ from jaxcomm.launch._join import (
 __all__ = [
     "LaunchError",
     "LostProcessError",
-    "is_initialized",
     "is_main_process",
     "is_preempted",
     "initialize",
-    "parse",
     "reraise_lost_process",
-    "start",
 ]

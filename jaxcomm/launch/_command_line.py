@@ -72,8 +72,8 @@ def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
       LaunchError: If an option is unknown or invalid, or there is no command.
 
     Example:
-      >>> from jaxcomm import launch
-      >>> launch.parse(["--processes", "4", "--", "train.py", "--steps", "9"], "launch").command
+      >>> from jaxcomm.launch._command_line import parse
+      >>> parse(["--processes", "4", "--", "train.py", "--steps", "9"], "launch").command
       ('train.py', '--steps', '9')
     """
     parser = _Parser(
@@ -192,8 +192,8 @@ def start(options: LaunchOptions, program: str, given: Mapping[str, str] = os.en
       given: The base environment of the processes, to which the launcher adds its variables.
 
     Example:
-      >>> from jaxcomm import launch
-      >>> launch.start(launch.parse(["--", "-c", "raise SystemExit(0)"], "launch"), "launch")
+      >>> from jaxcomm.launch._command_line import parse, start
+      >>> start(parse(["--", "-c", "raise SystemExit(0)"], "launch"), "launch")
       0
     """
     signals: list[int] = []

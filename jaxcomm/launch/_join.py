@@ -207,17 +207,6 @@ def initialize(
             os.dup2(null.fileno(), sys.stdout.fileno())
 
 
-def is_initialized() -> bool:
-    """Returns whether this process has joined a cluster.
-
-    Example:
-      >>> from jaxcomm import launch
-      >>> launch.is_initialized()
-      False
-    """
-    return jax.distributed.is_initialized()
-
-
 def is_main_process() -> bool:
     """Returns whether this process should print and record: process 0, or the only process.
 
@@ -226,7 +215,7 @@ def is_main_process() -> bool:
       >>> launch.is_main_process()
       True
     """
-    return not is_initialized() or jax.process_index() == 0
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 @contextlib.contextmanager
@@ -244,7 +233,7 @@ def reraise_lost_process() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_initialized() or not _may_mean_lost_process(error):
+        if not jax.distributed.is_initialized() or not _may_mean_lost_process(error):
             raise
         raise LostProcessError(
             f"process {jax.process_index()} cannot continue, most likely because another process "
@@ -289,7 +278,7 @@ class _Preemption:
 
     def ask(self, step: int) -> bool:
         if not self._reached:
-            in_cluster = is_initialized()
+            in_cluster = jax.distributed.is_initialized()
             self._reached = self._reached_in_cluster(step) if in_cluster else self._has_received()
             self._last = step
             if self._reached:

@@ -16,7 +16,7 @@ from jaxcomm.compression.quantizers import scaled_signs, signs
 
 @checked
 def sign_sgd(
-    axis_name: AxisName = "data", *, seed: int | jax.Array = 0, key: jax.Array | None = None
+    axis_name: AxisName = "data", *, seed: int | jax.Array = 0
 ) -> optax.GradientTransformationExtraArgs:
     r"""signSGD with majority vote: the update is the sign that most workers have.
 
@@ -29,7 +29,6 @@ def sign_sgd(
     Args:
       axis_name: The mesh axis, or axes, of the workers.
       seed: The seed of the coins; may be traced.
-      key: A typed threefry key, which replaces `seed`.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`.
@@ -50,7 +49,7 @@ def sign_sgd(
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
     """
-    return majority_vote(axis_name, seed=seed, key=key)
+    return majority_vote(axis_name, seed=seed)
 
 
 @checked
@@ -59,7 +58,6 @@ def signum(
     *,
     momentum: float = 0.9,
     seed: int | jax.Array = 0,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Signum with majority vote: workers vote with the signs of their momentum.
 
@@ -74,7 +72,6 @@ def signum(
       axis_name: The mesh axis, or axes, of the workers.
       momentum: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
       seed: The seed of the coins that decide on zeros and ties; may be traced.
-      key: A typed threefry key, which replaces `seed`.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`. Each worker keeps
@@ -101,7 +98,7 @@ def signum(
       Bernstein et al., `signSGD with Majority Vote is Communication Efficient and Fault Tolerant
       <https://arxiv.org/abs/1810.05291>`_, 2019.
     """
-    return majority_vote(axis_name, codec=with_momentum(signs(), momentum), seed=seed, key=key)
+    return majority_vote(axis_name, codec=with_momentum(signs(), momentum), seed=seed)
 
 
 @checked

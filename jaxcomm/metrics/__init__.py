@@ -1,5 +1,5 @@
 """How workers reduce a metric of the loss: by its sum or an extreme, in place of the mean."""
 
-from jaxcomm.metrics._reduced import Reduced, max, min, sum
+from jaxcomm.metrics._reduced import max, min, sum
 
-__all__ = ["Reduced", "max", "min", "sum"]
+__all__ = ["max", "min", "sum"]

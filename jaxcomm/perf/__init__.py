@@ -2,13 +2,12 @@
 
 from jaxcomm.perf._calibrate import calibrate
 from jaxcomm.perf._link import Calibration, Device, Link, read_calibration
-from jaxcomm.perf._predict import Prediction, predict
+from jaxcomm.perf._predict import predict
 
 __all__ = [
     "Calibration",
     "Device",
     "Link",
-    "Prediction",
     "calibrate",
     "predict",
     "read_calibration",

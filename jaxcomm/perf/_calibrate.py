@@ -19,7 +19,7 @@ from jaxcomm._workers import init
 from jaxcomm.perf._link import Calibration, Link
 from jaxcomm.perf._recommended import recommended
 from jaxcomm.scheduling._times import require_number
-from jaxcomm.wire import Collective
+from jaxcomm.wire._collective import Collective
 
 SENT_BYTES = (2**12, 2**16, 2**19, 2**21)
 """The bytes that a worker sends in each collective that is timed, about."""

@@ -19,7 +19,7 @@ from jaxcomm.scheduling._plans import (
     sparsified_plan,
     wait_free_plan,
 )
-from jaxcomm.scheduling._timeline import Plan, Timeline, timeline
+from jaxcomm.scheduling._timeline import Plan, timeline
 from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ring_link
 from jaxcomm.scheduling._wait_free import wait_free
 
@@ -27,7 +27,6 @@ __all__ = [
     "LayerTimes",
     "AlphaBeta",
     "Plan",
-    "Timeline",
     "aggregate_in_backward",
     "at_end_plan",
     "backward_order",

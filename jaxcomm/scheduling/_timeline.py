@@ -201,7 +201,13 @@ def timeline(times: LayerTimes, link: AlphaBeta, plan: Plan) -> Timeline:
       plan: A plan for these layers.
 
     Returns:
-      The events, and the seconds of a step.
+      The step: `step_seconds`, from one backward pass to the next; `compute_seconds` and
+      `link_seconds`, in which each stream is busy; `exposed_seconds`, in which computation waits
+      for the link; `overlap`, the fraction of the link's seconds that computation hides, 1 without
+      a message; and `events`, per stream in the order of time. An event has its `stream`,
+      `"compute"` or `"link"`; `kind`, `"backward"`, `"encode"`, `"send"`, `"decode"` or
+      `"forward"`; `name` and `layers`; and `start` and `end`, seconds from the start of the
+      backward pass.
 
     Raises:
       ValueError: If an argument is out of range, or the plan is for other layers.

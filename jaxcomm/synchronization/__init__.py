@@ -5,9 +5,8 @@ one exchange, in which workers may finish different numbers of mini-batches.
 """
 
 from jaxcomm.synchronization import events
-from jaxcomm.synchronization._clock import Clock, Windows, resize_clock, windows
+from jaxcomm.synchronization._clock import resize_clock, windows
 from jaxcomm.synchronization._deal import (
-    Deal,
     new_deal,
     next_examples,
     queues_of,
@@ -16,7 +15,7 @@ from jaxcomm.synchronization._deal import (
     window_batches,
 )
 from jaxcomm.synchronization._eager_diloco import eager_diloco
-from jaxcomm.synchronization._exchange import Period, average_every
+from jaxcomm.synchronization._exchange import average_every
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point, scale_by_finished
 from jaxcomm.synchronization._local_sgd import (
     diloco,
@@ -26,14 +25,11 @@ from jaxcomm.synchronization._local_sgd import (
     slowmo,
     sparseloco,
 )
-from jaxcomm.synchronization._real_time import RealTimeWindow, WindowResult
+from jaxcomm.synchronization._real_time import RealTimeWindow
 from jaxcomm.synchronization._run_time import (
-    Barrier,
-    RunTime,
     barrier_run_time,
     global_barrier,
     neighbor_barrier,
-    non_blocking_rate,
     run_time,
     wait_at_barrier,
     windows_run_time,
@@ -49,30 +45,22 @@ from jaxcomm.synchronization._stragglers import (
 from jaxcomm.synchronization._streaming_diloco import streaming_diloco
 from jaxcomm.synchronization._window_gradients import (
     GradientSums,
-    microbatch_gradients,
     precomputed_gradients,
     window_gradients,
 )
 from jaxcomm.synchronization._windows import (
-    Queue,
     StaleParams,
     Trigger,
-    Window,
     all_workers,
-    close_window,
     deadline,
     fastest_worker,
     k_batch_sync,
     k_sync,
-    new_queue,
     stale_params,
 )
 
 __all__ = [
-    "Period",
     "average_every",
-    "Clock",
-    "Deal",
     "StaleParams",
     "new_deal",
     "next_examples",
@@ -80,20 +68,13 @@ __all__ = [
     "redeal",
     "resize_clock",
     "take_examples",
-    "WindowResult",
     "GradientSums",
-    "Barrier",
-    "Queue",
     "RealTimeWindow",
-    "RunTime",
     "Straggler",
     "Trigger",
-    "Window",
-    "Windows",
     "global_barrier",
     "stale_params",
     "bernoulli_sleep",
-    "close_window",
     "deadline",
     "window_batches",
     "deterministic",
@@ -106,10 +87,7 @@ __all__ = [
     "growing_batch",
     "local_sgd",
     "barrier_run_time",
-    "microbatch_gradients",
     "neighbor_barrier",
-    "new_queue",
-    "non_blocking_rate",
     "pareto",
     "post_local",
     "pr_sgd",

@@ -94,17 +94,30 @@ def windows(
       trigger: The rule that ends a window.
       workers: The number of workers.
       minibatches: M, the largest number of mini-batches per worker and window.
-      communication_seconds: :math:`c`, seconds, such as :meth:`jaxcomm.wire.Account.seconds` of a
-        step; or a function of the number of closed windows, int32[], if the seconds vary.
-      in_flight: As for :func:`close_window`. With `"abort"`, the clock's field `starved` counts the
-        windows in which a worker finished nothing. A restarted mini-batch has a new random time,
-        so of heavy-tailed times, more mini-batches are finished than without restarts.
+      communication_seconds: :math:`c`, seconds, such as the `seconds(bytes_per_second)` of
+        :func:`jaxcomm.wire.account` of a step; or a function of the number of closed windows,
+        int32[], if the seconds vary.
+      in_flight: The treatment of a mini-batch that is half finished when a window ends.
+        `"finish_late"` continues it, with the gradient at the parameters at which it began; see
+        :func:`stale_params`. `"abort"` restarts it in the next window at the new parameters. If
+        every window is too short for a worker, that worker never finishes a mini-batch; the clock's
+        field `starved` counts the windows in which a worker finished nothing. A restarted
+        mini-batch has a new random time, so of heavy-tailed times, more mini-batches are finished
+        than without restarts.
       seed: Seed of the times.
 
     Returns:
-      The clock before the first window, and the function that closes the next one. Seconds are
-      summed in float32 with error compensation, so the sum over any number of windows has an error
-      of one rounding.
+      `(start, close)`: the clock before the first window, and `close(clock) -> (window, clock)`,
+      which runs under `jax.jit` and in `jax.lax.scan`. A window has its `seconds`, float32[];
+      `first`, int32[workers], the number of each worker's first mini-batch; `finished`, how many it
+      finished from that one on, int32[workers], or uint32 if the first may be late and needs
+      `stale_params`; and `stale`, bool[workers], whether the first one began in an earlier window.
+      Unfinished mini-batches stay in order, so an epoch neither loses nor repeats one. A clock has
+      `windows`, int32[], how many are closed; `seconds`, float32[], with communication, summed with
+      an error of one rounding; `minibatches`, int32[], finished by all workers together; `idle`,
+      int32[], windows in which no worker finished one; `starved`, int32[workers]; and `queue`, with
+      `position`, int32[workers], the mini-batches that each worker has finished, and
+      `remaining_seconds`, float32[workers], of the one in flight.
 
     Raises:
       ValueError: If the deadline is shorter than any mini-batch, a number is out of range, or the
@@ -134,7 +147,7 @@ def windows(
             f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "
             f"takes at least {straggler.minimum:g}: no worker would ever finish one."
         )
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     def draw(number: jax.Array) -> jax.Array:
         return straggler.sample(key, number, (workers, minibatches))

@@ -29,17 +29,16 @@ def window_batches(
 
     A worker uses its examples in a new random order in each epoch. Its mini-batches are consecutive
     blocks of that order: number :math:`p` holds examples :math:`pb` to :math:`(p+1) b - 1`, counted
-    over epochs. Since :func:`close_window` keeps unfinished mini-batches in the queue, an epoch
+    over epochs. Since :func:`windows` keeps unfinished mini-batches in order, an epoch
     contains each example exactly once, however slow a worker is. The result depends only on the
     position, so there is no state to save.
 
     Args:
       key: key[], which determines the orders.
       shards: Leaves [workers, examples, ...]. All of them are held in memory, and each window draws
-        the order of an epoch again. If a data set is too large for this, read :attr:`Window.first`
-        in a custom data loader.
-      first: int32[workers], the number of the first mini-batch of each worker:
-        :attr:`Window.first`.
+        the order of an epoch again. If a data set is too large for this, read `window.first` in a
+        custom data loader.
+      first: int32[workers], the number of the first mini-batch of each worker: `window.first`.
       minibatches: M, the number of mini-batches per worker.
       batch_size: b, the number of examples per mini-batch; :math:`pb` must fit an int32.
 
@@ -111,7 +110,10 @@ def new_deal(key: jax.Array, examples: int, workers: int) -> Deal:
       workers: n, at most N.
 
     Returns:
-      The deal, of which nothing is taken.
+      The deal, of which nothing is taken: `key`, key[]; `examples`, int32[], N; `left`,
+      int32[workers, ceil(N / n)], the examples that are left of epochs that others have begun, -1
+      after the last; and `taken`, int32[workers], how many each worker has taken. It is small and
+      equal on all workers: a checkpoint holds it.
 
     Raises:
       ValueError: If a number is not positive, or there are more workers than examples.

@@ -65,6 +65,11 @@ class RealTimeWindow:
         replaces the wall clock.
       seed: Seed of these times.
 
+    A call returns a named tuple: `params`, `opt_state` and `metrics` of `step`, and `finished`,
+    int32[workers of this process], the mini-batches used. The metrics also have `seconds`,
+    `exchange_seconds`, the number of `idle` windows so far, and `starved`, int32[workers of this
+    process], the windows without finished work.
+
     Raises:
       ValueError: If a number is out of range, the mesh has other axes, a process has several
         devices without a `straggler`, or the straggler's times would let a worker never finish. At

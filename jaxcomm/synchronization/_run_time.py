@@ -38,8 +38,9 @@ def global_barrier(
       seconds: The communication time of a barrier.
 
     Returns:
-      A function from the number of steps so far, int32[], to the :class:`Barrier` at the end of the
-      next step.
+      A function from the number of steps so far, int32[], to the barrier at the end of the next
+      step: `waits_for`, bool[workers, workers], where row i has the workers that worker i waits
+      for, and `seconds`, float32[workers], the communication time of each worker.
 
     Raises:
       ValueError: If `period` is not a positive int, or `seconds` is negative.
@@ -72,8 +73,9 @@ def neighbor_barrier(
       seed: Seed for random mixing.
 
     Returns:
-      A function from the number of steps so far, int32[], to the :class:`Barrier` at the end of the
-      next step.
+      A function from the number of steps so far, int32[], to the barrier at the end of the next
+      step: `waits_for`, bool[workers, workers], where row i has the workers that worker i waits
+      for, and `seconds`, float32[workers], the communication time of each worker.
 
     Raises:
       ValueError: If `mixing` is invalid, or `seconds` is negative.
@@ -88,7 +90,7 @@ def neighbor_barrier(
     resolved = gossip.to_mixing(mixing)
     identity = np.eye(resolved.workers, dtype=bool)
     links = np.stack([matrix != 0 for matrix in resolved.matrices]) & ~identity
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     def barrier(step: jax.Array) -> Barrier:
         active = jnp.asarray(links)
@@ -119,9 +121,9 @@ def wait_at_barrier(clocks: jax.Array, work: jax.Array, barrier: Barrier) -> jax
       >>> import jax.numpy as jnp
       >>> from jaxcomm import gossip
       >>> from jaxcomm.synchronization import neighbor_barrier, wait_at_barrier
-      >>> barrier = neighbor_barrier(gossip.path(3))(jnp.int32(0))
+      >>> barrier = neighbor_barrier(gossip.ring(3))(jnp.int32(0))
       >>> print(wait_at_barrier(jnp.zeros(3), jnp.array([1.0, 2.0, 5.0]), barrier))
-      [2. 5. 5.]
+      [5. 5. 5.]
     """
     done = clocks + work
     return (
@@ -147,7 +149,8 @@ def run_time(
 
     Here :math:`T_{(k:n)}` is the k-th smallest of n mini-batch times. With :math:`k = n` this is
     synchronous SGD. With :math:`k < n`, the others are backup workers, whose late gradients are
-    dropped.
+    dropped. Workers that never wait finish :math:`\sum_i 1 / \mathbb{E}\, T_i` mini-batches per
+    second, `(1 / straggler.means(n)).sum()`; windows with `in_flight="finish_late"` approach this.
 
     Args:
       straggler: The model of mini-batch times.
@@ -156,7 +159,7 @@ def run_time(
       communication_seconds: :math:`c`, seconds of communication per update.
 
     Returns:
-      The expected seconds per update and mini-batches per second.
+      `seconds_per_update` and `minibatches_per_second` of all workers together, expected; floats.
 
     Raises:
       ValueError: If a number is out of range, or the straggler has no closed form.
@@ -179,29 +182,6 @@ def run_time(
     return RunTime(seconds, waits_for / seconds)
 
 
-def non_blocking_rate(straggler: Straggler, workers: int) -> float:
-    r"""Mini-batches per second of workers that never wait: :math:`\sum_i 1 / \mathbb{E}\, T_i`.
-
-    Windows with `in_flight="finish_late"` approach this rate in the long run, if no worker runs out
-    of mini-batches within a window.
-
-    Args:
-      straggler: The model of mini-batch times.
-      workers: The number of workers.
-
-    Returns:
-      The expected mini-batches per second of all workers together.
-
-    Example:
-      >>> from jaxcomm.synchronization import deterministic, non_blocking_rate, run_time
-      >>> times = deterministic([1.0] * 4 + [3.0] * 4)
-      >>> gain = non_blocking_rate(times, 8) / run_time(times, 8, 8).minibatches_per_second
-      >>> round(gain, 3)
-      2.0
-    """
-    return float((1 / straggler.means(workers)).sum())
-
-
 def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
     """Simulates windows and returns their run time, for any trigger and any straggler.
 
@@ -210,7 +190,7 @@ def windows_run_time(windows: Windows, updates: int = 10_000) -> RunTime:
       updates: The number of simulated windows.
 
     Returns:
-      Seconds per update and mini-batches per second.
+      `seconds_per_update` and `minibatches_per_second`, as for :func:`run_time`.
 
     Example:
       >>> from jaxcomm.synchronization import (
@@ -258,7 +238,7 @@ def barrier_run_time(
       seed: Seed of the times.
 
     Returns:
-      Seconds per update and mini-batches per second.
+      `seconds_per_update` and `minibatches_per_second`, as for :func:`run_time`.
 
     Example:
       >>> from jaxcomm import gossip
@@ -267,7 +247,7 @@ def barrier_run_time(
       >>> barrier_run_time(deterministic([1.0, 1.0, 1.0, 3.0]), ring, 4, updates=100)
       RunTime(seconds_per_update=4.0, minibatches_per_second=1.0)
     """
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
 
     @jax.jit
     def last() -> jax.Array:

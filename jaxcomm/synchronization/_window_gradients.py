@@ -83,7 +83,7 @@ def microbatch_gradients(
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm.synchronization import microbatch_gradients
+      >>> from jaxcomm.synchronization._window_gradients import microbatch_gradients
       >>> def window(m):
       ...     return microbatch_gradients(lambda w, x: w * x, jnp.float32(2), jnp.arange(4.0), m)
       >>> print(jax.vmap(window, axis_name="data")(jnp.array([0, 3])).gradients)
@@ -200,21 +200,25 @@ def window_gradients(
     has finished a mini-batch, the mean loss is NaN.
 
     Args:
-      loss_fn: As for :func:`microbatch_gradients`.
-      params: Parameters.
+      loss_fn: `(params, batch) -> loss`, the mean over a mini-batch; with `has_aux=True`, `(loss,
+        aux)`. It is called with `(params, batch, key)` if `key` is passed.
+      params: Parameters, at which all mini-batches of the window are evaluated.
       batch: `(microbatches, finished)`: leaves `[M, ...]` of this worker, and int32[1]. A third
         part holds the parameters [1, ...] of :func:`stale_params`; it is required for counts from
         windows with `in_flight="finish_late"`.
-      key: As for :func:`microbatch_gradients`; `step(..., key=key)` passes each worker its own key.
+      key: A typed key; `step(..., key=key)` passes each worker its own. The number of the
+        mini-batch in the window is folded in.
       average_over: Whether `"minibatches"` or `"workers"` count equally. Set this and the following
         arguments with `functools.partial(window_gradients, average_over="workers")`.
       has_aux: Whether `loss_fn` returns `(loss, aux)`. Also pass `has_aux=True` to `make_step`.
         Means of aux have the same weights as the loss. Metrics of :mod:`jaxcomm.metrics` are over
         all finished mini-batches; of none, a sum is 0, and an extreme is infinite or the limit of
         its dtype.
-      model_state: As for :func:`microbatch_gradients`. With `has_model_state=True`, `make_step`
-        passes it, and averages the workers' model states with the same weights. Counters and keys
-        in it differ by worker after a window: they need `jaxcomm.replicate(model_state, mesh)`.
+      model_state: The model state before the first mini-batch; each mini-batch gets that after the
+        one before. The loss is then `(params, model_state, batch) -> (loss, model_state)`, or
+        `(loss, (model_state, aux))`. With `has_model_state=True`, `make_step` passes it, and
+        averages the workers' model states with the same weights. Counters and keys in it differ by
+        worker after a window: they need `jaxcomm.replicate(model_state, mesh)`.
       axis_name: The mesh axis, or axes, of the workers.
 
     Returns:
@@ -222,9 +226,10 @@ def window_gradients(
       and the means of aux. The weight is a count, int32[], or bool[] if workers count equally.
 
     Raises:
-      ValueError: As :func:`microbatch_gradients` does, if `average_over` has another value, if a
-        metric is an integer and no sum or extreme of :mod:`jaxcomm.metrics`, or if `finished` or
-        `stale_params` does not have one row per worker.
+      ValueError: If leaves differ in their number of mini-batches, `finished` comes from windows
+        with `in_flight="finish_late"` and `stale_params` is missing, `average_over` has another
+        value, a metric is an integer and no sum or extreme of :mod:`jaxcomm.metrics`, or `finished`
+        or `stale_params` does not have one row per worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm

@@ -156,7 +156,7 @@ def new_queue(workers: int) -> Queue:
       A queue in which no worker has started a mini-batch.
 
     Example:
-      >>> from jaxcomm.synchronization import new_queue
+      >>> from jaxcomm.synchronization._windows import new_queue
       >>> print(new_queue(2).position)
       [0 0]
     """
@@ -216,7 +216,8 @@ def close_window(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import close_window, fastest_worker, new_queue
+      >>> from jaxcomm.synchronization import fastest_worker
+      >>> from jaxcomm.synchronization._windows import close_window, new_queue
       >>> times = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
       >>> window, queue = close_window(new_queue(2), times, fastest_worker())
       >>> print(window.seconds, window.finished, queue.position)
@@ -274,8 +275,8 @@ def stale_params(
     `in_flight="finish_late"`: a late gradient is evaluated at old parameters.
 
     Args:
-      window: The closed window.
-      queue: The queue after it.
+      window: The closed window, of :func:`windows`.
+      queue: The field `queue` of the clock after it.
       previous: :math:`z`, leaves [workers, ...], the result of this function for the previous
         window; initially each worker's parameters.
       before: :math:`x`, leaves [workers, ...], each worker's parameters in the window.
@@ -286,10 +287,11 @@ def stale_params(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.synchronization import stale_params, close_window, fastest_worker, new_queue
-      >>> times = jnp.array([[1.0], [1.5]])
-      >>> window, queue = close_window(new_queue(2), times, fastest_worker())
-      >>> print(stale_params(window, queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
+      >>> from jaxcomm.synchronization import deterministic, fastest_worker, stale_params, windows
+      >>> times = deterministic([1.0, 1.5])
+      >>> start, close = windows(times, fastest_worker(), workers=2, minibatches=1)
+      >>> window, clock = close(start)
+      >>> print(stale_params(window, clock.queue, jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
       [1. 0.]
     """
     in_flight = queue.remaining_seconds > 0

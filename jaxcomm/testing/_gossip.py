@@ -13,7 +13,8 @@ from jaxcomm._require import require_transformation
 from jaxcomm._workers import init
 from jaxcomm.testing._aggregator import mesh_of
 from jaxcomm.testing._law import require_equal, require_law
-from jaxcomm.training import make_step, simulate
+from jaxcomm.training._make_step import make_step
+from jaxcomm.training._simulate import simulate
 
 DRIVEN = 8  # Steps with gradients.
 

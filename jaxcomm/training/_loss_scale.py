@@ -31,7 +31,9 @@ def loss_scaled(model_state: PyTree = (), scale: float = 2.0**15) -> LossScaled:
       scale: The first scale; float32[] in the state.
 
     Returns:
-      A model state for `make_step(..., has_model_state=True)`.
+      A model state for `make_step(..., has_model_state=True)`: `scale`, float32[], a power of two
+      from 1 to 2^24; `finite_steps`, int32[], steps since it last changed; and `model_state`, that
+      of the loss.
 
     Raises:
       ValueError: If `scale` is not a power of two from 1 to 2^24. Others would round gradients.
@@ -86,8 +88,8 @@ def loss_scaled_gradients(
       has the dtypes of `params`.
 
     Raises:
-      ValueError: If `model_state` is not a `LossScaled`, `growth_interval` is less than 1, or
-        `axis_name` lacks an axis of the mesh.
+      ValueError: If `model_state` is not of :func:`loss_scaled`, `growth_interval` is less than 1,
+        or `axis_name` lacks an axis of the mesh.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm

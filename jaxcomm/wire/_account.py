@@ -215,7 +215,17 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       **kwargs: Its keyword arguments, also arrays or `jax.ShapeDtypeStruct`.
 
     Returns:
-      An :class:`Account`; print it for a table.
+      The account; print it for a table. Bytes of one worker: `bytes_per_worker`;
+      `bytes_by_axis`, a dict; `bytes_of_branches`, as if all branches ran;
+      `amortized_bytes_per_worker(share)`, if only this share of the runs takes the heaviest branch;
+      `bytes_sent(worker)` and `bytes_received(worker)`, which differ if only some workers take part
+      in messages. `messages` counts sequential messages, and `seconds(bytes_per_second, latency)`
+      is their time without overlap. `unbounded`: a loop of unknown length sends, and counts once;
+      `at_most`: XLA may shard an operand that is counted whole. `collectives` has one entry per
+      collective of every branch, and `heaviest(cost)` those of the branches with the largest
+      `cost(collectives)`. An entry has `primitive`, such as `"all_reduce"`; `axes`; `workers`;
+      `dtype` and `shape` of the operand; `times`, how often it runs; `path`, the control flow
+      around it; `bytes_per_worker`; and `messages`.
 
     Raises:
       ValueError: If `fn` is no function, or contains a step of `jaxcomm.simulate`, which sends

@@ -114,7 +114,12 @@ def overlap_report(
       bytes_per_second: :math:`B`; by default about that of the memory of an H200.
 
     Returns:
-      A report with one row per collective; print it for a table.
+      The report; print it for a table. `share`, 0 to 1, is the part of the remaining backward
+      computation that is scheduled during messages, weighted by their bytes. `overlaps` has one
+      entry per collective, in the order of their starts: `kind`, such as `"all-reduce"`; `bytes` of
+      its result on one device; `asynchronous`, whether it has a start and a done; `during` and
+      `remaining`, the seconds of backward computation between the two and after the start; `times`,
+      how often it runs at most; and its `share`.
 
     Raises:
       ValueError: If `compiled` is not a compiled program, or a rate is not positive.

@@ -19,9 +19,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import advise, perf
-from jaxcomm.advise import Advice
 from jaxcomm.advise.__main__ import main
-from jaxcomm.advise._advise import shapes_of_count
+from jaxcomm.advise._advise import Advice, shapes_of_count
 from jaxcomm.perf._predict import size_of, traced
 from jaxcomm.perf._recommended import error_of, recommended
 

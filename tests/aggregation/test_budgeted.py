@@ -11,6 +11,7 @@ from jaxcomm.aggregation._budgeted import plan_of
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither, min_max_dither
 from jaxcomm.compression.sparsifiers import random_k, top_k
+from jaxcomm.wire._account import Account
 from tests.workers import abstract, aggregate, aggregator, draws, gradients
 
 WORKERS, SIZE = 4, 120
@@ -33,7 +34,7 @@ def normal(workers: int = WORKERS, size: int = SIZE) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).normal(size=(workers, size)), jnp.float32)
 
 
-def account(tx: object, updates: object) -> wire.Account:
+def account(tx: object, updates: object) -> Account:
     workers = jax.tree.leaves(updates)[0].shape[0]
     arguments = updates, abstract(tx, updates, "checked"), jnp.ones(workers)
     return wire.account(aggregator(tx, workers, "checked"), *arguments)

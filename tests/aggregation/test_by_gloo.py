@@ -14,6 +14,7 @@ import jaxcomm
 from jaxcomm import _axis
 from jaxcomm.aggregation import two_stage_mean
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.wire._account import Account
 
 Make = Callable[[], optax.GradientTransformation]
 
@@ -25,9 +26,7 @@ def _updates(workers: int, dtype: str = "float32") -> dict[str, jax.Array]:
     return {name: jnp.asarray(draw((workers, *s)), dtype) for name, s in SHAPES.items()}
 
 
-def _averaged(
-    make: Make, workers: int, dtype: str
-) -> tuple[dict[str, jax.Array], jaxcomm.wire.Account]:
+def _averaged(make: Make, workers: int, dtype: str) -> tuple[dict[str, jax.Array], Account]:
     mesh = jax.make_mesh((workers,), ("data",), (AxisType.Auto,), devices=jax.devices()[:workers])
     tx, updates = make(), _updates(workers, dtype)
     state = jaxcomm.init(tx, jax.tree.map(lambda x: x[0], updates), mesh)
@@ -42,13 +41,13 @@ def _averaged(
 
 def _both(
     make: Make, workers: int, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32"
-) -> tuple[tuple[Any, jaxcomm.wire.Account], tuple[Any, jaxcomm.wire.Account]]:
+) -> tuple[tuple[Any, Account], tuple[Any, Account]]:
     elsewhere = _averaged(make, workers, dtype)
     monkeypatch.setattr(_axis, "by_gloo", lambda: True)
     return elsewhere, _averaged(make, workers, dtype)
 
 
-def _primitives(account: jaxcomm.wire.Account) -> list[str]:
+def _primitives(account: Account) -> list[str]:
     return [each.primitive for each in account.collectives]
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm.compression.quantizers import dither
+from jaxcomm.wire._account import Account
 from tests.laws.test_wire import compiled, compiled_collectives
 from tests.slow import slow
 
@@ -56,7 +57,7 @@ def freezing(name: str, form: str) -> Any:
 FORMS = ["partition", "labels by a function", "masked"]
 
 
-def trained(loss_fn: Any, tx: Any, params: Any) -> tuple[Any, jaxcomm.wire.Account, dict[str, int]]:
+def trained(loss_fn: Any, tx: Any, params: Any) -> tuple[Any, Account, dict[str, int]]:
     """The parameters after two steps of 8 workers, the account, and what the compiler sends."""
     mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 30)), jnp.float32)

@@ -94,7 +94,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     },
     "a codec for a name": (
         lambda: jaxcomm.majority_vote(dither()),
-        "`axis_name` must be .*, got a codec. Pass by keyword: `codec=`, `seed=`, `key=`.",
+        "`axis_name` must be .*, got a codec. Pass by keyword: `codec=`, `seed=`.",
     ),
     **{
         f"{make.__name__}: an axis twice": (

@@ -184,7 +184,7 @@ def test_directions_are_not_stored() -> None:
 @pytest.mark.slow
 def test_normal_numbers_are_normal() -> None:
     step, key = jnp.zeros((), jnp.uint32), jax.random.key(0, impl="threefry2x32")
-    drawn = Directions(jnp.zeros(10_000), _noise.make_key(0, key), step, 100, "gaussian")
+    drawn = Directions(jnp.zeros(10_000), _noise.require_key(key), step, 100, "gaussian")
     sample = np.asarray(jax.jit(lambda: drawn.each(lambda u: u))(), np.float64)
     moments = [(sample**power).mean() for power in range(1, 5)]
     np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.02)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import scheduling, wire
 from jaxcomm.compression import quantizers
+from jaxcomm.wire._overlap import OverlapReport
 
 LAYERS, SIDE, ROWS = 24, 2048, 512  # 100,663,296 parameters.
 # A bucket of 128 MiB must be one message, and XLA combines at most 30 MiB by default.
@@ -34,7 +35,7 @@ def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-def report(mesh: Mesh, tx: Any, **options: str | bool) -> wire.OverlapReport:
+def report(mesh: Mesh, tx: Any, **options: str | bool) -> OverlapReport:
     chain = optax.chain(tx, optax.sgd(0.1))
     whole = NamedSharding(mesh, P())
     shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=whole)

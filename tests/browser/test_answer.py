@@ -14,8 +14,8 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 import jaxcomm
-from jaxcomm.advise import Advice, advise
-from jaxcomm.advise._advise import shapes_of_count
+from jaxcomm.advise import advise
+from jaxcomm.advise._advise import Advice, shapes_of_count
 from jaxcomm.perf import Link
 from jaxcomm.perf._link import DEVICES
 from tests.browser.page import NARROW, Page

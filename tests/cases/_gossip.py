@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxcomm import compression, gossip
+from jaxcomm.gossip._matcha_plan import MatchaPlan
 from tests.gossip import oracle
 from tests.mutants import FORGETFUL
 
@@ -94,7 +95,7 @@ def _pairs(workers: int) -> gossip.Mixing:
 
 
 @cache
-def _half(workers: int) -> gossip.MatchaPlan:
+def _half(workers: int) -> MatchaPlan:
     return gossip.matcha_plan(gossip.ring(workers), budget=0.5)
 
 

@@ -10,7 +10,7 @@ from experiments.cli.errors import ExperimentError
 from experiments.cli.launch import check, main
 from experiments.cli.parse import parse
 from experiments.training import cluster
-from jaxcomm import launch
+from jaxcomm.launch import _command_line
 
 
 def read(arguments: str) -> Launch:
@@ -21,7 +21,7 @@ def read(arguments: str) -> Launch:
 
 def test_the_command_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(launch, "start", lambda *arguments: asked.append(arguments) or 7)
+    monkeypatch.setattr(_command_line, "start", lambda *arguments: asked.append(arguments) or 7)
     config = read("launch --processes 4 --start-timeout 9 -- train --method qsgd --bits 4")
     assert main(config) == 7
     ((options, program, environment),) = asked

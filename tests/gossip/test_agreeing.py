@@ -84,8 +84,8 @@ def test_one_way_is_not_enough() -> None:
         [pair(0, 1), pair(2, 3), pair(0, 2)],
         gossip.randomized([SWAP, np.full((2, 2), 0.5)]),
         [pair(0, 1, own=-0.1), pair(2, 3), pair(0, 2), pair(1, 3)],
-        gossip.to_mixing(gossip.star(5), "best_constant"),  # Negative for the center itself.
-        gossip.path(1000),
+        gossip.to_mixing(nx.star_graph(4), "best_constant"),  # Negative for the center itself.
+        nx.path_graph(1000),
     ],
 )
 def test_what_agrees_is_taken(mixing: Any) -> None:

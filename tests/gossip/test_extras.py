@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_constant_factor_in_the_weights_changes_nothing(case: GossipCase) -> N
 @pytest.mark.parametrize("weights", [[1.0, 2, 5, 0.5], [0, 3, 0, 1], [0, 0, 2, 0]], ids=str)
 def test_where_all_are_neighbors_the_mean_moves_by_the_weighted_mean(weights: list[float]) -> None:
     """Computed on one device."""
-    tx, x, updates = gossip.dpsgd(gossip.complete(4)), start(4), steps(1, 4)
+    tx, x, updates = gossip.dpsgd(nx.complete_graph(4)), start(4), steps(1, 4)
     found, _ = trajectory(tx, x, updates, weight=jnp.asarray(weights))
     expected = x.mean(axis=0) + np.average(updates[0], axis=0, weights=weights)
     np.testing.assert_allclose(found[0].mean(axis=0), expected, atol=1e-6)

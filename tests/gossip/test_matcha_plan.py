@@ -65,8 +65,8 @@ def test_a_graph_is_decomposed() -> None:
 
 
 def test_one_worker_and_two() -> None:
-    assert gossip.matcha_plan(gossip.path(1), 0.5).matchings == ()
-    pair = gossip.matcha_plan(gossip.path(2), 1)
+    assert gossip.matcha_plan(nx.path_graph(1), 0.5).matchings == ()
+    pair = gossip.matcha_plan(nx.path_graph(2), 1)
     np.testing.assert_allclose([pair.alpha, pair.rho], [0.5, 0], atol=1e-6)
 
 

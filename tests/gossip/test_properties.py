@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -35,7 +36,7 @@ def test_disagreement_contracts_as_predicted(rule: str) -> None:
 def test_the_complete_graph_is_an_all_reduce() -> None:
     x, updates = np.tile(start(1), (8, 1)), steps(5, 8)
     found, _ = trajectory(
-        gossip.dpsgd(gossip.to_mixing(gossip.complete(8), "uniform"), order="adapt_then_combine"),
+        gossip.dpsgd(gossip.to_mixing(nx.complete_graph(8), "uniform"), order="adapt_then_combine"),
         x,
         updates,
     )

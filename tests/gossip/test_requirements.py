@@ -37,7 +37,6 @@ step(params, jaxcomm.init(tx, params, mesh), np.ones((2, 4), np.float32))
 said = {}
 for name, call in {
     "ring": lambda: gossip.ring(4),
-    "erdos_renyi": lambda: gossip.erdos_renyi(4, 0.5),
     "one_peer_exponential": lambda: gossip.one_peer_exponential(4),
     "ad_psgd": lambda: gossip.ad_psgd([[(0, 1)]]),
     "matcha_plan": lambda: gossip.matcha_plan([[(0, 1)]], 0.5),
@@ -74,7 +73,7 @@ def test_what_is_missing_is_said_by_what_needs_it() -> None:
     said = json.loads(ran.stdout)
     install = '`pip install "jaxcomm[gossip]"`.'
     needs = f"This part of `jaxcomm.gossip` needs networkx: {install}"
-    graphs = ("ring", "erdos_renyi", "one_peer_exponential", "ad_psgd", "matcha_plan")
+    graphs = ("ring", "one_peer_exponential", "ad_psgd", "matcha_plan")
     assert said == {
         **dict.fromkeys(graphs, needs),
         "draw": "`gossip.draw` needs matplotlib: `pip install matplotlib`.",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxcomm import gossip
-from jaxcomm.gossip._matchings import _edge_coloring, to_matchings
+from jaxcomm.gossip._matchings import _edge_coloring, to_matchings, to_rounds
 
 
 def largest_degree(weights: np.ndarray) -> int:
@@ -17,7 +17,7 @@ def largest_degree(weights: np.ndarray) -> int:
 
 
 def check(weights: np.ndarray) -> None:
-    rounds = gossip.to_rounds(weights)
+    rounds = to_rounds(weights)
     assert len(rounds) == largest_degree(weights)
     for each in rounds:
         assert len({s for s, _ in each}) == len({r for _, r in each}) == len(each)
@@ -39,16 +39,16 @@ def test_no_two_workers_send_to_each_other_in_a_graph_of_even_degree(pattern: np
     weights += weights.T
     check(weights)
     if largest_degree(weights) % 2 == 0:
-        for each in gossip.to_rounds(weights):
+        for each in to_rounds(weights):
             assert not set(each) & {(receiver, sender) for sender, receiver in each}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 64])
 def test_rings_take_two_and_one_peer_graphs_one(workers: int) -> None:
-    assert len(gossip.to_rounds(gossip.mixing_matrix(gossip.ring(workers)))) == min(workers - 1, 2)
+    assert len(to_rounds(gossip.mixing_matrix(gossip.ring(workers)))) == min(workers - 1, 2)
     for graph in gossip.one_peer_exponential(workers):
         weights = nx.to_numpy_array(graph, nodelist=range(workers)).T
-        assert len(gossip.to_rounds(weights)) == (workers > 1)
+        assert len(to_rounds(weights)) == (workers > 1)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -10,9 +10,8 @@ SIZES = [1, 2, 3, 8, 16]
 
 
 @pytest.mark.parametrize("workers", SIZES)
-@pytest.mark.parametrize("make", [gossip.ring, gossip.path, gossip.star, gossip.complete])
-def test_any_number_of_workers(make, workers: int) -> None:
-    graph = make(workers)
+def test_a_ring_of_any_number_of_workers(workers: int) -> None:
+    graph = gossip.ring(workers)
     assert require_graph(graph) == workers and not nx.number_of_selfloops(graph)
 
 
@@ -20,7 +19,6 @@ def test_any_number_of_workers(make, workers: int) -> None:
     "graph,workers,degree",
     [
         (gossip.ring(8), 8, 2),
-        (gossip.complete(5), 5, 4),
         (gossip.torus(3, 4), 12, 4),
         (gossip.hypercube(16), 16, 4),
         (gossip.exponential(8, directed=False), 8, 5),
@@ -47,16 +45,6 @@ def test_directed_exponential_graphs_reach_all(workers: int) -> None:
     peers = gossip.one_peer_exponential(workers)
     assert sum(each.number_of_edges() for each in peers) == graph.number_of_edges()
     assert all(d == 1 for each in peers for _, d in each.out_degree)
-
-
-@pytest.mark.parametrize("make", [gossip.erdos_renyi, gossip.random_geometric])
-def test_random_graphs_are_connected_and_the_same_again(make) -> None:
-    graphs = [make(12, 0.5, seed=seed) for seed in (3, 3, 4)]
-    assert all(require_graph(graph) == 12 for graph in graphs)
-    assert nx.utils.graphs_equal(graphs[0], graphs[1])
-    assert not nx.utils.graphs_equal(graphs[0], graphs[2])
-    with pytest.raises(ValueError, match="None of 100 random graphs is connected: increase"):
-        make(12, 0.0)
 
 
 @pytest.mark.parametrize(

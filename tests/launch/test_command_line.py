@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from jaxcomm.launch import parse
-from jaxcomm.launch._command_line import main
+from jaxcomm.launch._command_line import main, parse
 from jaxcomm.launch._environment import environments_of
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import jaxcomm
-from jaxcomm.launch import LostProcessError, _processes, parse, start
+from jaxcomm.launch import LostProcessError, _processes
+from jaxcomm.launch._command_line import parse, start
 from jaxcomm.launch._environment import RUN_DIRECTORY, report_checkpoint
 from tests.checkpoint.chaos import is_alive
 

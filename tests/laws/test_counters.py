@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -137,7 +138,7 @@ TURNS = {
     ),
     "NoLoCo in every third step": lambda n: gossip.noloco(gossip.ring(n), 3),
     "NoLoCo, three in turn in every second step": lambda n: gossip.noloco(
-        gossip.cyclic([gossip.ring(n), gossip.complete(n), np.eye(n)]), 2
+        gossip.cyclic([gossip.ring(n), nx.complete_graph(n), np.eye(n)]), 2
     ),
     "exact averages in every second step": lambda n: gossip.periodic_averaging(
         2, gossip.dpsgd(gossip.ring(n))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -122,7 +123,7 @@ def test_local_steps(case: LocalCase) -> None:
 def test_gossip(make: Callable[[Any], Any]) -> None:
     """Where all are neighbors, all are at the weighted mean after a step."""
     with jax.enable_x64(True):
-        found = _moved(make(gossip.to_mixing(gossip.complete(N), "uniform")), 1)
+        found = _moved(make(gossip.to_mixing(nx.complete_graph(N), "uniform")), 1)
     np.testing.assert_allclose(found, [mean_of(WEIGHTS[0], GIVEN[0])] * N, rtol=0, atol=EXACT)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -125,7 +126,7 @@ def test_gossip_of_another_period(before: int, after: int) -> None:
     due = [t % (before if t <= 5 else after) == 0 for t in range(1, STEPS + 1)]
     np.testing.assert_array_equal(spread < 1e-5, due)
     # Only steps of an exchange pull worker 0 off its own way.
-    lonely = lambda period: gossip.noloco(gossip.complete(N), period)  # noqa: E731
+    lonely = lambda period: gossip.noloco(nx.complete_graph(N), period)  # noqa: E731
     found = parameters_of(lonely(before), lonely(after), 5)
     moved = np.diff(found, axis=0, prepend=X[None]) - UPDATES
     np.testing.assert_array_equal(np.abs(moved).max(axis=(1, 2)) > 1e-3, due)

@@ -14,13 +14,14 @@ import jaxcomm
 from jaxcomm import gossip, perf, synchronization, wire
 from jaxcomm.compression.quantizers import dither, natural
 from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.perf._predict import Prediction
 
 N, D = 8, 1_000_000
 PARAMS = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
 LINK = perf.Link(1e9, 1e-3)
 
 
-def seen(tx: optax.GradientTransformation, **options: Any) -> perf.Prediction:
+def seen(tx: optax.GradientTransformation, **options: Any) -> Prediction:
     options = {"link": LINK, "compute_seconds": 0.3, "workers": N, **options}
     return perf.predict(tx, PARAMS, **options)
 

@@ -10,7 +10,6 @@ from jaxcomm.scheduling import (
     AlphaBeta,
     LayerTimes,
     Plan,
-    Timeline,
     at_end_plan,
     bucket_plan,
     merge_plan,
@@ -19,6 +18,7 @@ from jaxcomm.scheduling import (
     timeline,
     wait_free_plan,
 )
+from jaxcomm.scheduling._timeline import Timeline
 from tests.scheduling.cases import random_case
 from tests.scheduling.ticks import step_seconds
 from tests.slow import slow

@@ -13,11 +13,11 @@ import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.synchronization import (
     GradientSums,
-    microbatch_gradients,
     precomputed_gradients,
     scale_by_finished,
     window_gradients,
 )
+from jaxcomm.synchronization._window_gradients import microbatch_gradients
 from tests.gossip.workers import matrices_of
 from tests.slow import slow
 from tests.workers import mesh_of

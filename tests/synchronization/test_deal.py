@@ -16,7 +16,6 @@ from jax.sharding import AxisType
 import jaxcomm
 from jaxcomm.checkpoint import CheckpointError, Checkpoints
 from jaxcomm.synchronization import (
-    Deal,
     RealTimeWindow,
     StaleParams,
     deadline,
@@ -32,6 +31,7 @@ from jaxcomm.synchronization import (
     window_batches,
     windows,
 )
+from jaxcomm.synchronization._deal import Deal
 from tests.slow import slow
 
 BATCH, WINDOW, EXAMPLES = 3, 4, 40

@@ -15,10 +15,10 @@ from jaxcomm.synchronization import (
     GradientSums,
     RealTimeWindow,
     deterministic,
-    microbatch_gradients,
     precomputed_gradients,
     window_gradients,
 )
+from jaxcomm.synchronization._window_gradients import microbatch_gradients
 from tests.slow import slow
 from tests.workers import mesh_of
 

@@ -365,12 +365,11 @@ def arguments(name, whole):
     elif name == "extra":
         extra = {"anchor": params}
     elif name == "key":
-        key = jax.device_put(jax.random.key(3, impl="threefry2x32"), whole)
+        key = teacher["key"] = jax.device_put(jax.random.key(3), whole)
     elif name == "nothing":
         params["empty"] = teacher["empty"] = jnp.zeros((0, 3))
     pull = optax.GradientTransformationExtraArgs(lambda params: (), pulled)
-    average = jaxcomm.global_qsgd(key=key) if key is not None else jaxcomm.mean()
-    tx = optax.chain(average, pull, optax.sgd(0.1))
+    tx = optax.chain(jaxcomm.mean(), pull, optax.sgd(0.1))
     return tx, params, teacher, extra, key
 
 names = ["device_put", "one_device", "addressable_data", "shard", "extra", "key", "nothing"]

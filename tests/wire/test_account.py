@@ -13,13 +13,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm import wire
+from jaxcomm.wire._account import Account
 
 N = 8
 
 
 def sent(
     fn: Callable[..., Any], shape: tuple[int, ...] = (6,), dtype: Any = jnp.float32
-) -> wire.Account:
+) -> Account:
     """The account of a worker's function of one array of `shape`."""
     mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(

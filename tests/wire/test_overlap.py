@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxcomm import wire
+from jaxcomm.wire._overlap import Overlap
 
 # Two products of 2 * 8^3 operations after the start of the first message, one of them before its
 # end; nothing after the start of the second one. The third one is synchronous, in a loop.
@@ -42,10 +43,10 @@ def test_a_program_by_hand() -> None:
     report = wire.overlap_report(PROGRAM, flops_per_second=1024.0, bytes_per_second=1e30)
     first, second, third = report.overlaps
     # Each product takes a second; the loop has five of them.
-    assert first == wire.Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
+    assert first == Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
     assert first.share == 0.5
-    assert second == wire.Overlap("all-gather", 32, True, 0.0, 0.0, 1)
-    assert third == wire.Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
+    assert second == Overlap("all-gather", 32, True, 0.0, 0.0, 1)
+    assert third == Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
     # The second one is the last outside loops.
     assert report.share == 16 * 0.5 / (16 + 5 * 256)
     lines = str(report).splitlines()

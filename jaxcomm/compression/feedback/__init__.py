@@ -1,7 +1,6 @@
 """Feedback: functions from codec to codec that compensate compression errors in later steps."""
 
 from jaxcomm.compression.feedback._error_feedback import ecq, error_feedback
-from jaxcomm.compression.feedback._loop import feedback_loop
 from jaxcomm.compression.feedback._momentum import local_clip, momentum, momentum_correction
 from jaxcomm.compression.feedback._shifted import diana, ef21
 
@@ -10,7 +9,6 @@ __all__ = [
     "ecq",
     "ef21",
     "error_feedback",
-    "feedback_loop",
     "local_clip",
     "momentum",
     "momentum_correction",

@@ -105,7 +105,7 @@ def feedback_loop(
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcomm import Context
-      >>> from jaxcomm.compression.feedback import feedback_loop
+      >>> from jaxcomm.compression.feedback._loop import feedback_loop
       >>> from jaxcomm.compression.sparsifiers import top_k
       >>> codec = feedback_loop(  # error_feedback
       ...     top_k(k=1),

@@ -2,7 +2,7 @@
 
 from jaxcomm.compression.quantizers._adaptive_levels import adaptive_levels
 from jaxcomm.compression.quantizers._cast import block_float, cast, scaled_cast
-from jaxcomm.compression.quantizers._dither import dither, round_to_levels, variance_constant
+from jaxcomm.compression.quantizers._dither import dither
 from jaxcomm.compression.quantizers._min_max import min_max_dither
 from jaxcomm.compression.quantizers._natural import e3m0, exponential_dither, natural
 from jaxcomm.compression.quantizers._signs import fixed_threshold, one_bit, scaled_signs, signs
@@ -20,10 +20,8 @@ __all__ = [
     "natural",
     "sparse_dither",
     "one_bit",
-    "round_to_levels",
     "scaled_cast",
     "scaled_signs",
     "signs",
     "ternary",
-    "variance_constant",
 ]

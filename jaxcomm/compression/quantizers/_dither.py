@@ -205,7 +205,7 @@ def variance_constant(size: int, levels: int, workers: int) -> float:
       :math:`\theta`.
 
     Example:
-      >>> from jaxcomm.compression.quantizers import variance_constant
+      >>> from jaxcomm.compression.quantizers._dither import variance_constant
       >>> variance_constant(size=10_000, levels=5, workers=4)
       10.0
     """
@@ -229,7 +229,7 @@ def round_to_levels(x: jax.Array, norm: jax.Array, levels: int, key: jax.Array) 
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from jaxcomm.compression.quantizers import round_to_levels
+      >>> from jaxcomm.compression.quantizers._dither import round_to_levels
       >>> print(round_to_levels(jnp.array([2.0, -1.0]), jnp.float32(2.0), 2, jax.random.key(0)))
       [ 2 -1]
     """
@@ -267,7 +267,7 @@ def dither(
       A codec. Its payload has one code per coordinate: int8, fields in uint32 words, or int32. Its
       statistic is one float32 for `"max"` and three for `"l2"`. `combine` is `"sum"`. It states its
       `variance`, :math:`\omega = \min(n d / s^2, \sqrt{n d} / s)` over `n` workers that share a
-      norm; see :func:`variance_constant`. float64 input is quantized in float32.
+      norm. float64 input is quantized in float32.
 
     Raises:
       ValueError: If `levels`, `bits` or `norm` is out of range, or, when encoding, if `bits` cannot

@@ -36,7 +36,7 @@ def soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.compression.regularizers import soft_threshold
+      >>> from jaxcomm.compression.regularizers._proximal import soft_threshold
       >>> print(soft_threshold(jnp.array([3.0, -0.5, -2.0]), 1.0))
       [ 2.  0. -1.]
 
@@ -73,7 +73,7 @@ def group_soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Arra
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.compression.regularizers import group_soft_threshold
+      >>> from jaxcomm.compression.regularizers._proximal import group_soft_threshold
       >>> print(group_soft_threshold(jnp.array([[3.0, 4.0], [0.3, 0.4]]), 2.0**-0.5))
       [[2.4 3.2]
        [0.  0. ]]
@@ -110,7 +110,7 @@ def block_soft_threshold(x: jax.Array, threshold: jax.Array | float, block_size:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from jaxcomm.compression.regularizers import block_soft_threshold
+      >>> from jaxcomm.compression.regularizers._proximal import block_soft_threshold
       >>> print(block_soft_threshold(jnp.array([3.0, 4.0, 0.3, 0.4, 2.0]), 2.0**-0.5, 2))
       [2.4       3.2       0.        0.        1.2928932]
 

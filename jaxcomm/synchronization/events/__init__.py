@@ -9,11 +9,7 @@ from jaxcomm.synchronization.events._decoupled_diloco import decoupled_diloco
 from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import (
     Event,
-    EventLoop,
     Policy,
-    Progress,
-    Record,
-    Sent,
     event_loop,
     sent,
 )
@@ -34,11 +30,7 @@ from jaxcomm.synchronization.events._without_server import (
 
 __all__ = [
     "Event",
-    "EventLoop",
     "Policy",
-    "Progress",
-    "Record",
-    "Sent",
     "Subproblem",
     "asynchronous_pairs",
     "asy_lpg",

@@ -52,7 +52,7 @@ def sent(
       download_bytes: Their bytes together.
 
     Returns:
-      The counts, int32[] each.
+      The counts, a named tuple of int32[], with the names of the arguments.
 
     Example:
       >>> from jaxcomm.synchronization.events import sent
@@ -74,7 +74,8 @@ class Policy(NamedTuple):
       point: `(state, event) -> point`, what the gradient of the event is evaluated at. It is called
         when the gradient is finished. So it must not depend on what changed since the worker began:
         a policy keeps a copy for the worker if others may change it meanwhile.
-      finish: `(state, event, result) -> (state, Sent)`, the effect of the event and its messages.
+      finish: `(state, event, result) -> (state, messages)`, the effect of the event, and what
+        :func:`sent` returns.
       model: `state -> params`, the parameters that the method returns; called outside the scan.
       begins: `(state, idle) -> bool[workers]`, the workers that now begin their next gradient.
         `idle`, bool[workers], has the workers that compute nothing. By default, all of them. If no
@@ -272,7 +273,16 @@ def event_loop(
       seed: Seed of the times and of `event.key`.
 
     Returns:
-      The functions `start`, `run` and `model` of the simulation.
+      The simulation: `start(params) -> progress`; `run(progress, events) -> (progress, records)`,
+      where `events` is a Python int: call it under `jax.jit` with `static_argnums=1`, and donate
+      `progress` to save a copy of the state; and `model(progress) -> params`. Progress is a tree of
+      arrays, which a checkpoint can hold: the `policy`'s state; `events`, int32[], how many there
+      were; and of each worker `due`, when it finishes its gradient; `arrived`, when its last
+      messages have; `idle`, bool[workers]; `finished`, int32[workers], how many gradients it has
+      finished; `began`, int32[workers], the events before it began; and `next_seconds`,
+      float32[workers]. Records have a row per event: `worker`, `number` and `staleness`,
+      int32[events], and `seconds`, float32[events], as in :class:`Event`; the `loss` of `work`; and
+      `sent`, the counts of :func:`sent`.
 
     Raises:
       ValueError: If a number is out of range, or the straggler is for another number of workers;
@@ -299,7 +309,7 @@ def event_loop(
       Chen et al., `Revisiting Distributed Synchronous SGD <https://arxiv.org/abs/1604.00981>`_,
       2016, describe most of the strategies; each policy names its own paper.
     """
-    key = _noise.make_key(seed, None)
+    key = _noise.make_key(seed)
     event_key = jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF))
     compute = policy.work(work)
 

@@ -12,7 +12,8 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import Context
-from jaxcomm.compression.feedback import error_feedback, feedback_loop
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.feedback._loop import feedback_loop
 from jaxcomm.compression.sparsifiers import _largest, top_k
 from tests.slow import slow
 

@@ -11,8 +11,8 @@ import scipy.stats
 
 import jaxcomm
 from jaxcomm import Coins, Context
-from jaxcomm.compression.quantizers import dither, round_to_levels, variance_constant
-from jaxcomm.compression.quantizers._dither import NORMS
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.quantizers._dither import NORMS, round_to_levels, variance_constant
 from tests.slow import slow
 from tests.workers import draws, flat
 

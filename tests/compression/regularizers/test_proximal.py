@@ -10,13 +10,10 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm.compression.regularizers import (
-    Regularizer,
-    block_lasso,
+from jaxcomm.compression.regularizers import Regularizer, block_lasso, group_lasso, l1
+from jaxcomm.compression.regularizers._proximal import (
     block_soft_threshold,
-    group_lasso,
     group_soft_threshold,
-    l1,
     soft_threshold,
 )
 from jaxcomm.compression.sparsifiers import nonzero

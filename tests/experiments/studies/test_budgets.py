@@ -10,7 +10,8 @@ from experiments.studies.budgets import STUDY, Budgets
 from experiments.study.command import analyze, main
 from experiments.study.tidy import make_row
 from experiments.training.budgets import seconds_of
-from jaxcomm.wire import Account, Collective
+from jaxcomm.wire._account import Account
+from jaxcomm.wire._collective import Collective
 
 SMALL = {"seeds": 2, "steps": 20, "log_every": 10, "learning_rates": (0.1,), "batch": 64}
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -128,7 +129,7 @@ ROWS = [
     ),
     Row(
         "d_admm_colors",
-        lambda n: events.d_admm(gossip.complete(n), 0.2, [*range(n)]),
+        lambda n: events.d_admm(nx.complete_graph(n), 0.2, [*range(n)]),
         lambda: oracle.Consensus([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]], 0.2, [0, 1, 2, 3]),
         UNEVEN,
         seconds_per_byte=0.01,

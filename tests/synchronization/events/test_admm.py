@@ -25,9 +25,9 @@ def solve(point: Subproblem, event: Event) -> tuple[jax.Array, jax.Array]:
     "policy",
     [
         events.d_admm(gossip.ring(8), 0.7),
-        pytest.param(events.d_admm(gossip.complete(8), 0.1), marks=pytest.mark.slow),
+        pytest.param(events.d_admm(nx.complete_graph(8), 0.1), marks=pytest.mark.slow),
         pytest.param(events.d_admm(nx.wheel_graph(8), 0.3), marks=pytest.mark.slow),
-        pytest.param(events.jacobi_admm(gossip.path(8), 0.5), marks=pytest.mark.slow),
+        pytest.param(events.jacobi_admm(nx.path_graph(8), 0.5), marks=pytest.mark.slow),
         pytest.param(events.jacobi_admm(gossip.ring(8), 0.5), marks=pytest.mark.slow),
     ],
 )  # fmt: skip

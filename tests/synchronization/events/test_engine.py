@@ -18,8 +18,15 @@ from jaxcomm.synchronization import (
     shifted_exponential,
     windows,
 )
-from jaxcomm.synchronization.events import Event, EventLoop, Policy
-from jaxcomm.synchronization.events._engine import Seconds, first, last, later, no_seconds
+from jaxcomm.synchronization.events import Event, Policy
+from jaxcomm.synchronization.events._engine import (
+    EventLoop,
+    Seconds,
+    first,
+    last,
+    later,
+    no_seconds,
+)
 from tests.synchronization.events.problem import halved
 from tests.synchronization.events.rows import PLAIN, Row, marked
 

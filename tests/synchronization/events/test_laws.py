@@ -11,8 +11,9 @@ import pytest
 from jaxcomm import Context, gossip
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import deterministic, events, shifted_exponential
-from jaxcomm.synchronization.events import Event, Policy, Progress, Record
+from jaxcomm.synchronization.events import Event, Policy
 from jaxcomm.synchronization.events._asy_lpg import rounding_error
+from jaxcomm.synchronization.events._engine import Progress, Record
 from jaxcomm.synchronization.events._lazy import _nearest_on_grid
 from tests.synchronization.events import problem
 from tests.synchronization.events.simulated import run_named
