@@ -16,7 +16,7 @@ from jaxcomm import _axis, _noise, _units
 from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, checked, own_weight, presence
+from jaxcomm._require import Positive, checked, flag_of_all, own_weight, presence
 from jaxcomm._resize import resized_by, total_on_the_first
 from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -74,8 +74,7 @@ def require_symmetric(mixing: Mixing, method: str) -> Mixing:
     """
     if not mixing.symmetric:
         raise ValueError(
-            f"`{method}` needs symmetric weights, and this graph or matrix is directed: use "
-            "`gossip.sgp`, whose push-sum corrects for direction, or an undirected graph."
+            f"`{method}` needs symmetric weights: use `gossip.sgp`, or an undirected graph."
         )
     return mixing
 
@@ -155,8 +154,7 @@ def gossiped(
         _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
             raise ValueError(
-                f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} has "
-                f"{workers} workers: the numbers must be equal."
+                f"The graph has {mixing.workers} nodes, but `axis_name` has {workers} workers."
             )
 
     def units_of(
@@ -286,9 +284,7 @@ def _require_memory(memory: PyTree, expected: PyTree) -> None:
 
     if form(memory) != form(expected):
         raise ValueError(
-            "This state belongs to another gossip method, or to one with another setting, such as "
-            "`overlap` or `staleness`: keep those of the state, or make a new one with "
-            "`jaxcomm.init`."
+            "This state belongs to another gossip method or setting: make one with `jaxcomm.init`."
         )
 
 
@@ -324,15 +320,11 @@ def _with_exact_mean(
     memory: PyTree,
 ) -> tuple[list[jax.Array], PyTree]:
     """Changes that end at the exact mean if `exact`; absent workers keep their own."""
-    flag = jnp.asarray(exact)
-    if flag.shape != ():
-        raise ValueError(f"`exact` must be one bool for all workers, got shape {flag.shape}.")
+    flag = flag_of_all(exact, "exact")
 
     def averaged() -> tuple[list[jax.Array], PyTree]:
-        means, after = average(
-            mixing_step, memory, [a + b for a, b in zip(x, changes, strict=True)]
-        )
-        exact_changes = [a - b for a, b in zip(means, x, strict=True)]
+        means, after = average(mixing_step, memory, jax.tree.map(jnp.add, x, changes))
+        exact_changes = jax.tree.map(jnp.subtract, means, x)
         if mixing_step.present is None:
             return exact_changes, after
         here = mixing_step.present[_axis.index(mixing_step.axis_name)]
@@ -385,11 +377,7 @@ def periodic_averaging(
       >>> tx = optax.chain(optax.sgd(0.1), gossip.periodic_averaging(10, push))
     """
     if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
-        raise ValueError(
-            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
-            "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "
-            "the method alone."
-        )
+        raise ValueError(f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}.")
     inner = optax.with_extra_args_support(gossip)
 
     def init_fn(params: PyTree) -> ExactAverageState:
