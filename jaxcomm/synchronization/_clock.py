@@ -131,8 +131,8 @@ def windows(
     """
     if trigger.max_seconds < straggler.minimum:
         raise ValueError(
-            f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "
-            f"takes at least {straggler.minimum:g}: no worker would ever finish one."
+            f"A deadline of {trigger.max_seconds:g} seconds is shorter than any mini-batch, "
+            f"{straggler.minimum:g}: no worker would ever finish one."
         )
     key = _noise.make_key(seed, None)
 
@@ -182,7 +182,6 @@ def _require_progress(
     total = over_all.lower(numbers).compile()(numbers)
     if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
         raise ValueError(
-            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window ends before "
-            "any of their mini-batches does, and the next window restarts it. Use `in_flight`="
-            "'finish_late' with `stale_params`, or a trigger that waits longer."
+            f"`in_flight`='abort' starves the workers {starved.tolist()}, which never finish a "
+            "mini-batch: use `in_flight`='finish_late', or a trigger that waits longer."
         )

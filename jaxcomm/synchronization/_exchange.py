@@ -50,9 +50,7 @@ class LocalState(NamedTuple):
 
 def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
     """A function from the number of steps so far to the period, int32[]."""
-    if callable(period):
-        return lambda step: jnp.asarray(period(step), jnp.int32)
-    return lambda step: jnp.full((), period, jnp.int32)
+    return lambda step: jnp.asarray(period(step) if callable(period) else period, jnp.int32)
 
 
 def aggregator_of(
@@ -65,10 +63,7 @@ def aggregator_of(
     """
     own = aggregator.axes if isinstance(aggregator, Aggregator) else _axis.names(axis_name)
     if {*own} != {*_axis.names(axis_name)}:
-        raise ValueError(
-            f"`aggregator` averages over {[*own]}, but the workers of the exchange are "
-            f"those of `axis_name`={axis_name!r}: the axes must be the same."
-        )
+        raise ValueError(f"`aggregator` averages over {[*own]}, not `axis_name`={axis_name!r}.")
     return optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
 
 

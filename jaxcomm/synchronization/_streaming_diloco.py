@@ -100,10 +100,6 @@ class Streaming(NamedTuple):
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
     """The fragment of each leaf: consecutive leaves, as equal in size as the order allows."""
     sizes = [x.size for x in jax.tree.leaves(params)]
-    if fragments > len(sizes):
-        raise ValueError(
-            f"`fragments`={fragments} is more than the {len(sizes)} leaves of the parameters."
-        )
     assigned: list[int] = []
     before, total = 0, max(sum(sizes), 1)
     for number, size in enumerate(sizes):
@@ -126,8 +122,8 @@ def parts_of(tree: PyTree, params: PyTree, fragments: int, split: Split | None) 
     leaves, treedef = jax.tree.flatten(tree)
     if len(numbers) != len(leaves) or set(numbers) != set(range(fragments)):
         raise ValueError(
-            f"`split` must give each of the {len(leaves)} leaves a fragment from 0 to "
-            f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
+            f"Each of {len(leaves)} leaves must have one of {fragments} `fragments`, each of which "
+            f"a leaf, got {numbers}."
         )
 
     def part(fragment: int) -> Fragment:
@@ -227,10 +223,7 @@ def streaming_diloco(
       fragments are strided layers; here, `split` defines them.
     """
     if fragments > period or overlap >= period:
-        raise ValueError(
-            f"`fragments` must be at most `period`={period}, and `overlap` less, got "
-            f"{fragments} and {overlap}."
-        )
+        raise ValueError(f"`fragments` must be at most `period`={period}, and `overlap` less.")
     combine = aggregator_of(aggregator, axis_name)
     outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)
