@@ -94,9 +94,8 @@ class Layers:
     def __getitem__(self, key: object) -> NoReturn:
         """Raises: the parameters are those that `aggregate_in_backward` returns."""
         raise ValueError(
-            f"`wait_free` aggregates {self.where} layer by layer, so the loss must pass each "
-            "layer through `layer = jaxcomm.scheduling.aggregate_in_backward(layer)` before it "
-            "uses it."
+            f"The loss must pass each layer of {self.where} through "
+            "`layer = jaxcomm.scheduling.aggregate_in_backward(layer)`."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -157,14 +156,13 @@ def hooked(
         found = jax.tree.map(jnp.shape, params)
         if found != shapes:
             raise ValueError(
-                f"`aggregate_in_backward` takes one layer of {where}, with leaves of shapes "
-                f"{shapes}, got {found}. Call it in the body of `jax.lax.scan` over layers."
+                f"`aggregate_in_backward` takes one layer of {where}, with leaves {shapes}, got "
+                f"{found}: call it in the body of `jax.lax.scan` over layers."
             )
         if _dtypes((params, carried)) != dtypes:
             raise ValueError(
-                f"`wait_free` aggregates {where} layer by layer, so the loss must not compute with "
-                "stacked layers, as in a cast of all parameters: do so with the layer that "
-                "`aggregate_in_backward` returns."
+                f"The loss must not compute with stacked layers of {where}, as in a cast: do so "
+                "after `aggregate_in_backward`."
             )
         return local(params, carried)
 
