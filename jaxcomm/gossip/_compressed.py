@@ -213,14 +213,13 @@ def choco_sgd(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array]
     ) -> tuple[list[jax.Array], PyTree]:
         means = mixing_step.mean(x)
-        links = [link for links in mixing_step.links for link in links]
         after = [
             jax.tree.map(
                 lambda new, old, link=link: jnp.where(mixing_step.both_present(link), new, old),
                 (means, means),
                 pair,
             )
-            for link, pair in zip(links, memory, strict=True)
+            for link, pair in zip(rounds, memory, strict=True)
         ]
         return means, after
 

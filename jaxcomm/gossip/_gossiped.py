@@ -344,7 +344,7 @@ class ExactAverageState(NamedTuple):
 
 @checked
 def periodic_averaging(
-    period: Positive, gossip: optax.GradientTransformation | None = None
+    period: Positive, gossip: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip that sets all workers to their exact mean in every k-th step.
 
@@ -378,10 +378,9 @@ def periodic_averaging(
     """
     if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
         raise ValueError(f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}.")
-    inner = optax.with_extra_args_support(gossip)
 
     def init_fn(params: PyTree) -> ExactAverageState:
-        return ExactAverageState(jnp.zeros((), jnp.int32), inner.init(params))
+        return ExactAverageState(jnp.zeros((), jnp.int32), gossip.init(params))
 
     def update_fn(
         updates: PyTree,
@@ -393,7 +392,7 @@ def periodic_averaging(
     ) -> tuple[PyTree, ExactAverageState]:
         step = following(state.step, period)
         now = (step % period == 0) | jnp.asarray(exact)
-        updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
+        updates, after = gossip.update(updates, state.gossip, params, exact=now, **extra_args)
         return updates, ExactAverageState(step, after)
 
     return Aggregator(init_fn, update_fn, gossip.axes, "gossip")

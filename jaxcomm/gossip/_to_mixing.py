@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._require import Share, require_option
-from jaxcomm.gossip._extras import is_graph, optimize
+from jaxcomm.gossip._extras import is_graph
 from jaxcomm.gossip._extras import networkx as nx
-from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of
+from jaxcomm.gossip._matcha_plan import MatchaPlan, laplacians_of, least
 from jaxcomm.gossip._matchings import Matching, pair_average
 from jaxcomm.gossip._mixing import Active, Mixing, Rule, laplacian, mixing_matrix
 
@@ -196,10 +196,7 @@ def random_periodic(graph: nx.Graph, budget: float) -> Mixing:
         matrix = np.eye(len(whole)) - step * whole
         return Mixing((matrix,), (float(budget),), _independent([budget]))
 
-    best = optimize.minimize_scalar(
-        lambda step: at(step).rho, bounds=(0, 2), method="bounded", options={"xatol": 1e-9}
-    )
-    return at(float(best.x))
+    return at(least(lambda step: at(step).rho)[0])
 
 
 def lazy_mixing(mixing: Any) -> Mixing:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._require import AtLeastZero, Positive, checked
-from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._stragglers import Straggler, seconds_of
 from jaxcomm.synchronization._windows import (
     InFlight,
     Queue,
@@ -142,11 +142,7 @@ def windows(
     def close(clock: Clock) -> tuple[Window, Clock]:
         window, queue = close_window(clock.queue, draw(clock.windows), trigger, in_flight=in_flight)
         finished = window.finished.astype(jnp.int32)
-        sent = (
-            communication_seconds(clock.windows)
-            if callable(communication_seconds)
-            else communication_seconds
-        )
+        sent = seconds_of(communication_seconds, clock.windows)
         took = window.seconds + sent + clock.compensation
         seconds = clock.seconds + took
         return window, Clock(

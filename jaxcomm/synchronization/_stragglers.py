@@ -3,7 +3,7 @@
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,11 @@ class Straggler(NamedTuple):
     order_statistic: Callable[[int, int], float] | None
     minimum: float = 0.0
     period: int | None = None
+
+
+def seconds_of(seconds: float | Callable[[Any], jax.Array], given: Any) -> jax.Array:
+    """The seconds, which may be a function of something."""
+    return seconds(given) if callable(seconds) else jnp.float32(seconds)
 
 
 def _in_turn(times: np.ndarray) -> Straggler:

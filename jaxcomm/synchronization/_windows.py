@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AboveZero, Positive, checked
+from jaxcomm.synchronization._trees import chosen
 
 InFlight = Literal["abort", "finish_late"]
 
@@ -285,11 +286,5 @@ def stale_params(
     """
     in_flight = queue.remaining_seconds > 0
     from_earlier_window = in_flight & window.stale & (window.finished == 0)
-
-    def choose(z: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        def expand(mask: jax.Array) -> jax.Array:
-            return mask.reshape(-1, *[1] * (x.ndim - 1))
-
-        return jnp.where(expand(from_earlier_window), z, jnp.where(expand(in_flight), x, y))
-
-    return jax.tree.map(choose, previous, before, after)
+    of_each = jax.vmap(chosen)
+    return of_each(from_earlier_window, previous, of_each(in_flight, before, after))

@@ -47,7 +47,6 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
         (lambda: gossip.noloco(gossip.exponential(8)), "is directed"),
-        (lambda: gossip.periodic_averaging(3), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, optax.sgd(0.1)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, optax.chain(DPSGD)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, gossip.ring(4)), "`gossip` must be an optax"),
