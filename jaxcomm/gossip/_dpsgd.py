@@ -276,9 +276,7 @@ def d2(
     mixing = require_fixed(require_symmetric(agreeing(mixing), "d2"), "d2")
     smallest = float(np.linalg.eigvalsh(mixing.matrices[0])[0])
     if smallest <= -1 / 3 + 1e-9:
-        raise ValueError(
-            f"`d2` diverges with the eigenvalue {smallest:.4f} <= -1/3: use `gossip.lazy_mixing`."
-        )
+        raise ValueError(f"`d2` diverges by eigenvalue {smallest:.4f}: use `gossip.lazy_mixing`.")
 
     def start(units: list[jax.Array]) -> list[Sum]:
         return [*map(no_sum, units)]

@@ -73,9 +73,7 @@ def require_symmetric(mixing: Mixing, method: str) -> Mixing:
       2
     """
     if not mixing.symmetric:
-        raise ValueError(
-            f"`{method}` needs symmetric weights: use `gossip.sgp`, or an undirected graph."
-        )
+        raise ValueError(f"`{method}` needs symmetric weights; `gossip.sgp` takes directed graphs.")
     return mixing
 
 
@@ -153,9 +151,7 @@ def gossiped(
     def require_workers() -> None:
         _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
-            raise ValueError(
-                f"The graph has {mixing.workers} nodes, but `axis_name` has {workers} workers."
-            )
+            raise ValueError(f"The graph has {mixing.workers} nodes, for {workers} workers.")
 
     def units_of(
         tree: PyTree, dtype: Any
@@ -283,9 +279,7 @@ def _require_memory(memory: PyTree, expected: PyTree) -> None:
         return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
     if form(memory) != form(expected):
-        raise ValueError(
-            "This state belongs to another gossip method or setting: make one with `jaxcomm.init`."
-        )
+        raise ValueError("This state is of another gossip method or setting: use `jaxcomm.init`.")
 
 
 def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:

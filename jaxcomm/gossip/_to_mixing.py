@@ -80,9 +80,7 @@ def _matrix_of_components(graph: Graph, rule: Rule) -> np.ndarray:
     parts = nx.weakly_connected_components if graph.is_directed() else nx.connected_components
     for part in parts(graph):
         nodes = sorted(part)
-        numbered = nx.relabel_nodes(
-            graph.subgraph(nodes), {node: i for i, node in enumerate(nodes)}
-        )
+        numbered = nx.convert_node_labels_to_integers(graph.subgraph(part), ordering="sorted")
         matrix[np.ix_(nodes, nodes)] = mixing_matrix(numbered, rule)
     return matrix
 
@@ -293,9 +291,7 @@ def _require_connected(hears: np.ndarray) -> None:
         reached = reached.astype(np.float32) @ reached > 0
     if not reached.all():
         worker, other = np.argwhere(~reached)[0]
-        raise ValueError(
-            f"The graph is not connected: worker {worker} never hears {other}, so they never agree."
-        )
+        raise ValueError(f"Worker {worker} never agrees with {other}: the graph is not connected.")
 
 
 def _require_contraction(mixing: Mixing) -> None:
@@ -304,13 +300,13 @@ def _require_contraction(mixing: Mixing) -> None:
         product = functools.reduce(lambda before, matrix: matrix @ before, mixing.matrices)
         rest, symmetric = product - mean, np.allclose(product, product.T)
         spectrum = np.linalg.eigvalsh(rest) if symmetric else np.linalg.eigvals(rest)
-        of, largest = "the weights", float(np.max(np.abs(spectrum)))
+        largest = float(np.max(np.abs(spectrum)))
     else:
-        of, largest = "the weights, squared and on average,", mixing.rho
+        largest = mixing.rho
     if largest > 1 - _LEAST_GAP:
         raise ValueError(
-            f"Workers never agree: {of} have an eigenvalue of magnitude {largest:.6g}, at least 1; "
-            "`gossip.lazy_mixing(mixing)` helps if it is negative."
+            f"Workers never agree, by an eigenvalue of magnitude {largest:.6g}: use "
+            "`gossip.lazy_mixing(mixing)` if it is negative."
         )
 
 

@@ -12,13 +12,6 @@ from jaxcomm._contract import PyTree
 _NEXT_DEAL = 0x0DEA1  # Folded into the key, so that later orders are others.
 
 
-def _examples(shards: PyTree) -> tuple[int, int]:
-    shapes = {x.shape[:2] for x in jax.tree.leaves(shards)}
-    if len(shapes) != 1:
-        raise ValueError(f"`shards` must have leaves of equal leading sizes, got {shapes}.")
-    return next(iter(shapes))
-
-
 def window_batches(
     key: jax.Array, shards: PyTree, first: jax.Array, *, minibatches: int, batch_size: int
 ) -> PyTree:
@@ -57,7 +50,7 @@ def window_batches(
       >>> sorted(dealt[:2, 0].tolist()), dealt.shape
       ([0, 1], (4, 1))
     """
-    workers, examples = _examples(shards)
+    ((workers, examples),) = {x.shape[:2] for x in jax.tree.leaves(shards)}
     window = minibatches * batch_size
     epochs = (window + examples - 2) // examples + 1
 

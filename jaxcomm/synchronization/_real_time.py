@@ -118,9 +118,7 @@ class RealTimeWindow:
         self._devices = [d for d in mesh.devices.flat if d.process_index == me]
         self._numbers = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
         if straggler is None and len(self._devices) != 1:
-            raise ValueError(
-                "Start one process per device, or pass a `straggler` of simulated times."
-            )
+            raise ValueError("Start one process per device, or pass a simulated `straggler`.")
         self._seconds, self._minibatches = seconds, minibatches
         self._step, self._sharding = step, NamedSharding(mesh, PartitionSpec(names))
         self._workers = mesh.size
@@ -249,10 +247,7 @@ class RealTimeWindow:
         took = time.perf_counter() - began
         fastest = float(self._min_over_workers(self._stack([jnp.float32(took)])))
         if fastest > self._seconds:
-            raise ValueError(
-                f"A deadline of {self._seconds:g} seconds is shorter than any mini-batch, "
-                f"{fastest:.3g}: no worker would ever finish one."
-            )
+            raise ValueError(f"No mini-batch ends within a deadline of {self._seconds:g} seconds.")
         self._recent.append(took)
         self._compiled, self._began = True, time.perf_counter()
         return total

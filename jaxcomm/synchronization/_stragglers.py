@@ -3,7 +3,7 @@
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,25 +44,22 @@ def _in_turn(times: np.ndarray) -> Straggler:
     """The rows of `times`, float64[steps, workers], one after the other."""
     narrow = times.astype(np.float32)
 
-    def require_workers(workers: int) -> None:
+    def of(workers: int) -> np.ndarray:
         if times.shape[1] != workers:
-            raise ValueError(
-                f"The straggler has times of {times.shape[1]} workers, but there are {workers}."
-            )
+            raise ValueError(f"There are times of {times.shape[1]} workers, for {workers} workers.")
+        return times
 
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         del key
-        require_workers(shape[0])
+        of(shape[0])
         row = jnp.asarray(narrow)[step % len(narrow)] if len(narrow) > 1 else jnp.asarray(narrow[0])
         return jnp.broadcast_to(row[:, None], shape)
 
     def means(workers: int) -> np.ndarray:
-        require_workers(workers)
-        return times.mean(axis=0)
+        return cast(np.ndarray, of(workers).mean(axis=0))
 
     def order_statistic(workers: int, k: int) -> float:
-        require_workers(workers)
-        return float(np.sort(times, axis=1)[:, k - 1].mean())
+        return float(np.sort(of(workers), axis=1)[:, k - 1].mean())
 
     return Straggler(draw, means, order_statistic, float(times.min()), period=len(times))
 

@@ -121,10 +121,7 @@ def parts_of(tree: PyTree, params: PyTree, fragments: int, split: Split | None) 
     numbers = split(params) if split else _split_evenly(params, fragments)
     leaves, treedef = jax.tree.flatten(tree)
     if len(numbers) != len(leaves) or set(numbers) != set(range(fragments)):
-        raise ValueError(
-            f"Each of {len(leaves)} leaves must have one of {fragments} `fragments`, each of which "
-            f"a leaf, got {numbers}."
-        )
+        raise ValueError(f"Each leaf needs a fragment of {fragments}, and each fragment a leaf.")
 
     def part(fragment: int) -> Fragment:
         own = [

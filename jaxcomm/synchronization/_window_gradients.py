@@ -29,13 +29,6 @@ class GradientSums(NamedTuple):
     model_state: PyTree = None  # the model state after the last mini-batch, not a sum
 
 
-def _length(microbatches: PyTree) -> int:
-    lengths = {x.shape[0] for x in jax.tree.leaves(microbatches)}
-    if len(lengths) != 1:
-        raise ValueError("`microbatches` must have leaves of equal leading sizes.")
-    return lengths.pop()
-
-
 @names_itself
 def microbatch_gradients(
     loss_fn: LossFn,
@@ -93,7 +86,7 @@ def microbatch_gradients(
       of all mini-batches of a window at its first parameters is a reconstruction.
     """
     require_stale_params(finished, stale_params)
-    most = _length(microbatches)
+    (most,) = {x.shape[0] for x in jax.tree.leaves(microbatches)}
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     has_model_state = model_state is not None
     has_parts = has_aux or has_model_state

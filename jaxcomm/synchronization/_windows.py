@@ -176,10 +176,7 @@ def require_stale_params(finished: jax.Array | int, stale_params: PyTree) -> Non
     """Raises if a first mini-batch may be late and the parameters at its start are missing."""
     is_unsigned = jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger)
     if stale_params is None and is_unsigned:
-        raise ValueError(
-            "Windows with `in_flight`='finish_late' need `stale_params` as the third part of the "
-            "batch."
-        )
+        raise ValueError("Late mini-batches need `stale_params` as the third part of the batch.")
 
 
 def close_window(

@@ -75,7 +75,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, but `axis_name` has 4 workers"),
+        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, for 4 workers"),
         (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "support shared by all workers"),
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),

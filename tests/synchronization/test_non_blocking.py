@@ -273,7 +273,7 @@ def test_idle_windows_change_nothing_and_show() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: _deal((jnp.ones((2, 3)), jnp.ones((2, 4)))), "`shards` must have"),
+        (lambda: _deal((jnp.ones((2, 3)), jnp.ones((2, 4)))), "too many values"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:

@@ -87,7 +87,7 @@ def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
     ("make", "message"),
     [
         (lambda: deterministic([1.0, 0.0]), "`seconds` must be a positive number per worker"),
-        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, but there are 3"),
+        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, for 3 workers"),
         (lambda: run_time(shifted_exponential(1.0), 4, 5), "`waits_for` must be 1 to 4"),
     ],
 )
@@ -114,5 +114,5 @@ def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -
 def test_a_trace_of_other_workers(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n")
-    with pytest.raises(ValueError, match="times of 2 workers, but there are 3"):
+    with pytest.raises(ValueError, match="times of 2 workers, for 3 workers"):
         recorded_times(file).sample(jax.random.key(0), jnp.uint32(0), (3, 1))

@@ -62,9 +62,7 @@ def to_neighbors(graph: nx.Graph) -> Neighbors:
 def require_size(neighbors: Neighbors, workers: int) -> None:
     """Raises unless the graph has this number of workers."""
     if len(neighbors.table) != workers:
-        raise ValueError(
-            f"`graph` has {len(neighbors.table)} nodes, but there are {workers} workers."
-        )
+        raise ValueError(f"`graph` has {len(neighbors.table)} nodes, for {workers} workers.")
 
 
 class PairState(NamedTuple):

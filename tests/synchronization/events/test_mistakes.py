@@ -53,7 +53,7 @@ STARTED: list[tuple[Callable[[], Any], str]] = [
     (lambda: events.easgd(SGD, elasticity=0.3), "must be at most 0.25, 1 / n"),
     (
         lambda: pairs(SGD, gossip.ring(5)),
-        "`graph` has 5 nodes, but there are 4 workers",
+        "`graph` has 5 nodes, for 4 workers",
     ),
     (lambda: events.jacobi_admm(gossip.ring(5), 1.0), "`graph` has 5 nodes"),
     (lambda: events.lag_ps(0.1, [1.0]), "`smoothness` must have 4 numbers, got 1"),
@@ -72,5 +72,5 @@ def test_a_policy_for_another_number_of_workers(make: Callable[[], Any], message
 
 def test_an_engine_with_a_mistake() -> None:
     policy = events.bulk_synchronous(SGD)
-    with pytest.raises(ValueError, match="has times of 2 workers, but there are 4"):
+    with pytest.raises(ValueError, match="times of 2 workers, for 4 workers"):
         events.event_loop(policy, halved, deterministic([1.0, 2.0]), workers=4)
