@@ -19,13 +19,14 @@ from jaxcomm.gossip._neighbors import MessageRound, MixingStep, to_links, toward
 from jaxcomm.gossip._to_mixing import agreeing
 
 
-def require_standalone_codec(codec: Codec, method: str, size: int) -> None:
+def require_standalone_codec(codec: Codec, method: str, units: list[jax.Array]) -> None:
     """Raises unless workers can encode separately, without memory, and the codec contracts."""
     if "or" in jax.tree.leaves(codec.reduce_statistics):
         raise ValueError(f"`{method}` needs a codec without a support shared by all workers.")
     if jax.tree.leaves(codec.init(jnp.zeros(2))):
         raise ValueError(f"`{method}` needs a codec without feedback or other memory.")
-    require_contraction(codec, size, 1, method)
+    for x in units:
+        require_contraction(codec, x.size, 1, method)
 
 
 def encode(
@@ -145,8 +146,7 @@ def choco_sgd(
     rounds = [link for links in to_links(mixing, in_pairs=True) for link in links]
 
     def start(units: list[jax.Array]) -> PyTree:
-        for x in units:
-            require_standalone_codec(codec, "choco_sgd", x.size)
+        require_standalone_codec(codec, "choco_sgd", units)
         zeros = [*map(jnp.zeros_like, units)]
         return [(zeros, zeros) for _ in rounds] if per_neighbor else (zeros, zeros)
 
@@ -288,8 +288,7 @@ def deep_squeeze(
     mixing = require_symmetric(agreeing(mixing), "deep_squeeze")
 
     def start(units: list[jax.Array]) -> PyTree:
-        for x in units:
-            require_standalone_codec(codec, "deep_squeeze", x.size)
+        require_standalone_codec(codec, "deep_squeeze", units)
         return [*map(jnp.zeros_like, units)]
 
     def method(

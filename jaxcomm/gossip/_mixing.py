@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import jax
@@ -248,11 +248,11 @@ class Mixing(NamedTuple):
             raise ValueError("`rho` is not defined for push-sum weights: rows do not add to 1.")
         changes = [matrix - identity for matrix in self.matrices]
         if self.exclusive:
-            square = _weighted(self.probabilities, [m.T @ m for m in self.matrices])
+            square = np.tensordot(self.probabilities, [m.T @ m for m in self.matrices], 1)
         else:
-            mean = identity + _weighted(self.probabilities, changes)
+            mean = identity + np.tensordot(self.probabilities, changes, 1)
             spread = [p * (1 - p) for p in self.probabilities]
-            square = mean.T @ mean + _weighted(spread, [change.T @ change for change in changes])
+            square = mean.T @ mean + np.tensordot(spread, [m.T @ m for m in changes], 1)
         return float(np.linalg.eigvalsh(square - 1 / self.workers)[-1])
 
     @property
@@ -269,7 +269,3 @@ class Mixing(NamedTuple):
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
     """The matrix with zeros on its diagonal."""
     return matrix - np.diag(np.diag(matrix))
-
-
-def _weighted(weights: Sequence[float], matrices: list[np.ndarray]) -> np.ndarray:
-    return cast(np.ndarray, np.tensordot(np.asarray(weights), np.stack(matrices), 1))

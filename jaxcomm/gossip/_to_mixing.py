@@ -74,8 +74,10 @@ def to_mixing(graph: Any, rule: Rule = "metropolis") -> Mixing:
     raise ValueError(f"A mixing must be a networkx graph, a matrix or a list, got {graph!r}.")
 
 
-def _matrix_of_components(graph: Graph, rule: Rule) -> np.ndarray:
+def _matrix_of(graph: Graph | np.ndarray, rule: Rule) -> np.ndarray:
     """The matrix of a graph that may be disconnected: other steps connect its components."""
+    if not is_graph(graph):
+        return _require_matrix(graph)
     matrix = np.eye(len(graph))
     parts = nx.weakly_connected_components if graph.is_directed() else nx.connected_components
     for part in parts(graph):
@@ -96,15 +98,7 @@ def _one_of(
     count = len(graphs)
     number = np.arange(count, dtype=np.uint32)
     return Mixing(
-        # Stacked, since matrices of different numbers of workers are an error.
-        tuple(
-            np.stack(
-                [
-                    _matrix_of_components(each, rule) if is_graph(each) else _require_matrix(each)
-                    for each in graphs
-                ]
-            )
-        ),
+        tuple(np.stack([_matrix_of(graph, rule) for graph in graphs])),  # Of equal shapes.
         (1 / count,) * count,
         lambda key, step: which(key, step, count) == number,
         exclusive=True,

@@ -59,18 +59,13 @@ def _completions(
     loss_fn: LossFn, params: PyTree, args: tuple[Any, ...], has_aux: bool
 ) -> tuple[list[tuple[str, int, int]], list[float]]:
     """The leaves as `(path, bytes, position)` in backward order, and the operations before each."""
-    gradient = jax.grad(loss_fn, has_aux=has_aux)
-
-    def of(params: PyTree, *args: PyTree) -> PyTree:
-        return gradient(params, *args)[0] if has_aux else gradient(params, *args)
-
-    jaxpr = jax.make_jaxpr(of)(params, *args).jaxpr
+    jaxpr = jax.make_jaxpr(jax.grad(loss_fn, has_aux=has_aux))(params, *args).jaxpr
     trace = _Trace()
     trace.walk(jaxpr)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     found = [
         (jax.tree_util.keystr(path), math.prod(leaf.shape) * leaf.dtype.itemsize, trace.of(out))
-        for (path, leaf), out in zip(leaves, jaxpr.outvars, strict=True)
+        for (path, leaf), out in zip(leaves, jaxpr.outvars, strict=False)  # After them comes aux.
     ]
     return sorted(found, key=lambda leaf: leaf[2]), trace.backward
 

@@ -222,7 +222,6 @@ def streaming_diloco(
     if fragments > period or overlap >= period:
         raise ValueError(f"`fragments` must be at most `period`={period}, and `overlap` less.")
     combine = aggregator_of(aggregator, axis_name)
-    outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)
 
     def fragments_of(tree: PyTree, params: PyTree) -> list[Fragment]:
@@ -258,7 +257,7 @@ def streaming_diloco(
     ) -> Averaging:
         before = fragment._replace(unsent=jax.tree.map(jnp.add, fragment.unsent, done))
         how = How(participates, weighted, axis_name, extra_args)
-        return averaging_round(combine, outer_tx, before, displacements, how)[0]
+        return averaging_round(combine, outer, before, displacements, how)[0]
 
     def mixed(params: PyTree, anchor: PyTree) -> PyTree:
         return jax.tree.map(
@@ -271,7 +270,7 @@ def streaming_diloco(
             Averaging(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
-                outer=outer_tx.init(anchor),
+                outer=outer.init(anchor),
                 unsent=no_steps(params, axis_name),
                 succeeded=jnp.zeros((), bool),
                 counts=initial_diagnostics(),

@@ -97,7 +97,6 @@ def decoupled_diloco(
     Differs from the paper: the parameters are one fragment, and the grace window has a fixed
     length. How a learner receives an anchor is a reconstruction: the full paper was not available.
     """
-    outer_tx = optax.with_extra_args_support(outer)
 
     def init(params: PyTree, workers: int) -> DecoupledState:
         if quorum > workers:
@@ -108,7 +107,7 @@ def decoupled_diloco(
         zero = jnp.zeros((), jnp.float32)
         return DecoupledState(
             anchor=anchor,
-            outer=outer_tx.init(anchor),
+            outer=outer.init(anchor),
             merges=jnp.zeros((), jnp.int32),
             total=jax.tree.map(jnp.zeros_like, anchor),
             weight=zero,
@@ -124,7 +123,7 @@ def decoupled_diloco(
     def merged_if(due: jax.Array, state: DecoupledState) -> DecoupledState:
         """The state after a merge, if it is due; the fields of the learners do not change."""
         mean = scaled(state.total, jnp.where(due, 1 / state.weight, 0))
-        anchor, outer_state = outer_step(outer_tx, mean, state.outer, state.anchor)
+        anchor, outer_state = outer_step(outer, mean, state.outer, state.anchor)
         return state._replace(
             anchor=chosen(due, anchor, state.anchor),
             outer=chosen(due, outer_state, state.outer),
