@@ -93,10 +93,7 @@ class Layers:
 
     def __getitem__(self, key: object) -> NoReturn:
         """Raises: the parameters are those that `aggregate_in_backward` returns."""
-        raise ValueError(
-            f"The loss must pass each layer of {self.where} through "
-            "`layer = jaxcomm.scheduling.aggregate_in_backward(layer)`."
-        )
+        raise ValueError(f"Use `aggregate_in_backward(layer)` on each layer of {self.where} first.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -153,17 +150,10 @@ def hooked(
     local.defvjp(forward, backward)
 
     def hook(params: PyTree, carried: PyTree) -> PyTree:
-        found = jax.tree.map(jnp.shape, params)
-        if found != shapes:
-            raise ValueError(
-                f"`aggregate_in_backward` takes one layer of {where}, with leaves {shapes}, got "
-                f"{found}: call it in the body of `jax.lax.scan` over layers."
-            )
+        if jax.tree.map(jnp.shape, params) != shapes:
+            raise ValueError(f"`aggregate_in_backward` takes one layer of {where}, in `lax.scan`.")
         if _dtypes((params, carried)) != dtypes:
-            raise ValueError(
-                f"The loss must not compute with stacked layers of {where}, as in a cast: do so "
-                "after `aggregate_in_backward`."
-            )
+            raise ValueError(f"The loss must not compute with stacked layers of {where}.")
         return local(params, carried)
 
     return Layers(params, carried, None, hook, where)

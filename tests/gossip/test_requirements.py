@@ -72,11 +72,11 @@ def test_what_is_missing_is_said_by_what_needs_it() -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = json.loads(ran.stdout)
     install = '`pip install "jaxcomm[gossip]"`.'
-    needs = f"This part of `jaxcomm.gossip` needs networkx: {install}"
+    needs = f"`jaxcomm.gossip` needs networkx: {install}"
     graphs = ("ring", "erdos_renyi", "one_peer_exponential", "ad_psgd", "matcha_plan")
     assert said == {
         **dict.fromkeys(graphs, needs),
-        "matcha_plan(graph)": f"This part of `jaxcomm.gossip` needs cvxpy: {install}",
+        "matcha_plan(graph)": f"`jaxcomm.gossip` needs cvxpy: {install}",
         "no graph": said["no graph"],
     }
     assert said["no graph"].startswith("A mixing must be a networkx graph, a matrix")
