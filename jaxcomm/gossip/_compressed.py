@@ -15,39 +15,31 @@ from jaxcomm._contract import AxisName, Codec, Context, PyTree
 from jaxcomm._require import Share, checked, require_option
 from jaxcomm.compression._scaled import require_contraction
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
-from jaxcomm.gossip._neighbors import MessageRound, MixingStep, to_links
+from jaxcomm.gossip._neighbors import MessageRound, MixingStep, to_links, toward
 from jaxcomm.gossip._to_mixing import agreeing
 
 
-def require_standalone_codec(codec: Codec, method: str, size: int) -> None:
+def require_standalone_codec(codec: Codec, method: str, units: list[jax.Array]) -> None:
     """Raises unless workers can encode separately, without memory, and the codec contracts."""
-    kinds = jax.tree.leaves(codec.reduce_statistics)
-    if "or" in kinds:
-        raise ValueError(
-            f"`{method}` cannot use a codec whose `reduce_statistics` has 'or', which makes "
-            "a support shared by all workers. Use a codec whose statistics come from the sender "
-            "alone."
-        )
+    if "or" in jax.tree.leaves(codec.reduce_statistics):
+        raise ValueError(f"`{method}` needs a codec without a support shared by all workers.")
     if jax.tree.leaves(codec.init(jnp.zeros(2))):
-        raise ValueError(
-            f"`{method}` compensates the compression error itself: pass the codec without "
-            "feedback or other memory."
-        )
-    require_contraction(codec, size, 1, method)
+        raise ValueError(f"`{method}` needs a codec without feedback or other memory.")
+    for x in units:
+        require_contraction(codec, x.size, 1, method)
 
 
 def encode(
     codec: Codec, mixing_step: MixingStep, units: list[jax.Array]
 ) -> tuple[Message, list[jax.Array], Callable[[PyTree], list[jax.Array]]]:
     """The message of all units, its decoded values, and a function that decodes contents."""
-    contexts = [
-        Context(coins, shape=x.shape) for coins, x in zip(mixing_step.coins, units, strict=True)
-    ]
+    contexts: list[Context] = []
     contents: list[Any] = []
-    for context, x in zip(contexts, units, strict=True):
-        narrow = x.astype(jnp.float32)
+    for coins, x in zip(mixing_step.coins, units, strict=True):
+        context, narrow = Context(coins, shape=x.shape), x.astype(jnp.float32)
         statistics = codec.measure(context, narrow)
         payload, _ = codec.encode(context.replace(statistics=statistics), narrow)
+        contexts.append(context)
         contents.append((payload, statistics))
 
     def decoded(contents: PyTree) -> list[jax.Array]:
@@ -154,8 +146,7 @@ def choco_sgd(
     rounds = [link for links in to_links(mixing, in_pairs=True) for link in links]
 
     def start(units: list[jax.Array]) -> PyTree:
-        for x in units:
-            require_standalone_codec(codec, "choco_sgd", x.size)
+        require_standalone_codec(codec, "choco_sgd", units)
         zeros = [*map(jnp.zeros_like, units)]
         return [(zeros, zeros) for _ in rounds] if per_neighbor else (zeros, zeros)
 
@@ -163,23 +154,13 @@ def choco_sgd(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
         if mixing_step.present is not None:
-            raise ValueError(
-                "`present` needs separate copies for each neighbor, because absent workers miss "
-                "messages: use `choco_sgd(..., per_neighbor=True)`."
-            )
+            raise ValueError("`present` needs `choco_sgd(..., per_neighbor=True)`.")
         copy, gap = memory
         message, sent, decode = encode(
             codec, mixing_step, [a + b - c for a, b, c in zip(x, steps, copy, strict=True)]
         )
-
-        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
-            return [weight * d for d in differences], mixing_step.zero
-
-        zeros = [*map(jnp.zeros_like, x)], mixing_step.zero
-        gap_changes, _ = mixing_step.sum_over_neighbors(message, contribution, zeros)
-        copy = [a + b for a, b in zip(copy, sent, strict=True)]
-        gap = [a + b for a, b in zip(gap, gap_changes, strict=True)]
+        gap_changes, _ = mixing_step.sum_of_differences(message, sent, decode)
+        copy, gap = jax.tree.map(jnp.add, memory, (sent, gap_changes))
         # Only the sum over neighbors is stored: sum_ij W_ij |x_i - x_j|^2 is computed from it as
         # 2 sum_ij W_ij <x_i, x_i - x_j>.
         disagreement = sum(-2 * jnp.sum(a * b) for a, b in zip(copy, gap, strict=True))
@@ -188,36 +169,29 @@ def choco_sgd(
 
     def update_link(
         mixing_step: MixingStep, link: MessageRound, copies: PyTree, y: list[jax.Array]
-    ) -> tuple[PyTree, list[jax.Array], jax.Array]:
-        sent_copy, received_copy = copies
-        message, sent, decode = encode(
-            codec, mixing_step, [a - b for a, b in zip(y, sent_copy, strict=True)]
-        )
+    ) -> tuple[PyTree, PyTree]:
+        message, sent, decode = encode(codec, mixing_step, jax.tree.map(jnp.subtract, y, copies[0]))
         received, weight = mixing_step.receive(link, message)
         active = weight != 0
-        keep = lambda new, old: jnp.where(active, new, old)  # noqa: E731
-        sent_copy = [keep(a + b, a) for a, b in zip(sent_copy, sent, strict=True)]
-        received_copy = [
-            keep(a + b, a) for a, b in zip(received_copy, decode(received), strict=True)
-        ]
-        differences = [a - b for a, b in zip(received_copy, sent_copy, strict=True)]
-        squares = sum(jnp.sum(jnp.square(d)) for d in differences)
-        weighted = [jnp.where(active, weight * d, 0) for d in differences]
-        return (sent_copy, received_copy), weighted, jnp.where(active, weight * squares, 0)
+        copies = jax.tree.map(
+            lambda a, b: jnp.where(active, a + b, a), copies, (sent, decode(received))
+        )
+        return copies, jax.tree.map(
+            lambda x: jnp.where(active, x, 0), toward(copies[0], copies[1], weight)
+        )
 
     def per_neighbor_method(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
-        y = [a + b for a, b in zip(x, steps, strict=True)]
+        y = jax.tree.map(jnp.add, x, steps)
 
         def add(matrix: int, copies: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
-            after, (total, disagreement) = [], sums
+            after = []
             for link, pair in zip(mixing_step.links[matrix], copies, strict=True):
-                pair, weighted, squares = update_link(mixing_step, link, pair, y)
+                pair, weighted = update_link(mixing_step, link, pair, y)
                 after.append(pair)
-                total = [a + b for a, b in zip(total, weighted, strict=True)]
-                disagreement = disagreement + squares
-            return after, (total, disagreement)
+                sums = jax.tree.map(jnp.add, sums, weighted)
+            return after, sums
 
         before = iter(memory)
         copies = [[next(before) for _ in links] for links in mixing_step.links]
@@ -239,14 +213,13 @@ def choco_sgd(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array]
     ) -> tuple[list[jax.Array], PyTree]:
         means = mixing_step.mean(x)
-        links = [link for links in mixing_step.links for link in links]
         after = [
             jax.tree.map(
                 lambda new, old, link=link: jnp.where(mixing_step.both_present(link), new, old),
                 (means, means),
                 pair,
             )
-            for link, pair in zip(links, memory, strict=True)
+            for link, pair in zip(rounds, memory, strict=True)
         ]
         return means, after
 
@@ -315,8 +288,7 @@ def deep_squeeze(
     mixing = require_symmetric(agreeing(mixing), "deep_squeeze")
 
     def start(units: list[jax.Array]) -> PyTree:
-        for x in units:
-            require_standalone_codec(codec, "deep_squeeze", x.size)
+        require_standalone_codec(codec, "deep_squeeze", units)
         return [*map(jnp.zeros_like, units)]
 
     def method(
@@ -327,15 +299,8 @@ def deep_squeeze(
     ) -> Mixed:
         corrected = [a + b + e for a, b, e in zip(x, steps, residual, strict=True)]
         message, sent, decode = encode(codec, mixing_step, corrected)
-
-        def contribution(received: PyTree, weight: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            differences = [a - b for a, b in zip(decode(received), sent, strict=True)]
-            squares = sum(jnp.sum(jnp.square(d)) for d in differences)
-            return [weight * d for d in differences], weight * squares
-
-        zeros = [*map(jnp.zeros_like, x)], mixing_step.zero
-        total, disagreement = mixing_step.sum_over_neighbors(message, contribution, zeros)
-        residual = [a - b for a, b in zip(corrected, sent, strict=True)]
+        total, disagreement = mixing_step.sum_of_differences(message, sent, decode)
+        residual = jax.tree.map(jnp.subtract, corrected, sent)
         changes = [a + step_size * b for a, b in zip(steps, total, strict=True)]
         return Mixed(changes, residual, disagreement)
 

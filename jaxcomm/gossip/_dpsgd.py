@@ -109,10 +109,9 @@ def dpsgd(
         mixing_step: MixingStep, memory: PyTree, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
         combines = order == "adapt_then_combine"
-        mixed = [a + b for a, b in zip(x, steps, strict=True)] if combines else x
+        mixed = jax.tree.map(jnp.add, x, steps) if combines else x
         differences, disagreement = mixing_step.weighted_differences(mixed)
-        changes = [a + b for a, b in zip(steps, differences, strict=True)]
-        return Mixed(changes, memory, disagreement)
+        return Mixed(jax.tree.map(jnp.add, steps, differences), memory, disagreement)
 
     return gossiped(
         mixing,
@@ -228,7 +227,7 @@ def ad_psgd(
     ) -> Mixed:
         due, *later = [*pending, steps]
         differences, disagreement = mixing_step.weighted_differences(x)
-        return Mixed([a + b for a, b in zip(due, differences, strict=True)], later, disagreement)
+        return Mixed(jax.tree.map(jnp.add, due, differences), later, disagreement)
 
     return gossiped(mixing, start, method, seed=seed, diagnostics=diagnostics, axis_name=axis_name)
 
@@ -277,10 +276,7 @@ def d2(
     mixing = require_fixed(require_symmetric(agreeing(mixing), "d2"), "d2")
     smallest = float(np.linalg.eigvalsh(mixing.matrices[0])[0])
     if smallest <= -1 / 3 + 1e-9:
-        raise ValueError(
-            f"`d2` diverges if an eigenvalue of the mixing matrix is -1/3 or less, got "
-            f"{smallest:.4f}: use `gossip.lazy_mixing(mixing)`, whose eigenvalues are not negative."
-        )
+        raise ValueError(f"`d2` diverges by eigenvalue {smallest:.4f}: use `gossip.lazy_mixing`.")
 
     def start(units: list[jax.Array]) -> list[Sum]:
         return [*map(no_sum, units)]

@@ -21,10 +21,8 @@ else:
             try:
                 module = importlib.import_module(self._name)
             except ModuleNotFoundError as error:
-                raise ImportError(
-                    f"This part of `jaxcomm.gossip` needs {error.name}: "
-                    '`pip install "jaxcomm[gossip]"`.'
-                ) from error
+                hint = '`pip install "jaxcomm[gossip]"`.'
+                raise ImportError(f"`jaxcomm.gossip` needs {error.name}: {hint}") from error
             return getattr(module, name)
 
     cvxpy = _Lazy("cvxpy")

@@ -16,7 +16,7 @@ from jaxcomm import _axis, _noise, _units
 from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, checked, own_weight, presence
+from jaxcomm._require import Positive, checked, flag_of_all, own_weight, presence
 from jaxcomm._resize import resized_by, total_on_the_first
 from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -73,10 +73,7 @@ def require_symmetric(mixing: Mixing, method: str) -> Mixing:
       2
     """
     if not mixing.symmetric:
-        raise ValueError(
-            f"`{method}` needs symmetric weights, and this graph or matrix is directed: use "
-            "`gossip.sgp`, whose push-sum corrects for direction, or an undirected graph."
-        )
+        raise ValueError(f"`{method}` needs symmetric weights; `gossip.sgp` takes directed graphs.")
     return mixing
 
 
@@ -154,10 +151,7 @@ def gossiped(
     def require_workers() -> None:
         _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
-            raise ValueError(
-                f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} has "
-                f"{workers} workers: the numbers must be equal."
-            )
+            raise ValueError(f"The graph has {mixing.workers} nodes, for {workers} workers.")
 
     def units_of(
         tree: PyTree, dtype: Any
@@ -285,11 +279,7 @@ def _require_memory(memory: PyTree, expected: PyTree) -> None:
         return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
     if form(memory) != form(expected):
-        raise ValueError(
-            "This state belongs to another gossip method, or to one with another setting, such as "
-            "`overlap` or `staleness`: keep those of the state, or make a new one with "
-            "`jaxcomm.init`."
-        )
+        raise ValueError("This state is of another gossip method or setting: use `jaxcomm.init`.")
 
 
 def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:
@@ -324,15 +314,11 @@ def _with_exact_mean(
     memory: PyTree,
 ) -> tuple[list[jax.Array], PyTree]:
     """Changes that end at the exact mean if `exact`; absent workers keep their own."""
-    flag = jnp.asarray(exact)
-    if flag.shape != ():
-        raise ValueError(f"`exact` must be one bool for all workers, got shape {flag.shape}.")
+    flag = flag_of_all(exact, "exact")
 
     def averaged() -> tuple[list[jax.Array], PyTree]:
-        means, after = average(
-            mixing_step, memory, [a + b for a, b in zip(x, changes, strict=True)]
-        )
-        exact_changes = [a - b for a, b in zip(means, x, strict=True)]
+        means, after = average(mixing_step, memory, jax.tree.map(jnp.add, x, changes))
+        exact_changes = jax.tree.map(jnp.subtract, means, x)
         if mixing_step.present is None:
             return exact_changes, after
         here = mixing_step.present[_axis.index(mixing_step.axis_name)]
@@ -352,7 +338,7 @@ class ExactAverageState(NamedTuple):
 
 @checked
 def periodic_averaging(
-    period: Positive, gossip: optax.GradientTransformation | None = None
+    period: Positive, gossip: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gossip that sets all workers to their exact mean in every k-th step.
 
@@ -385,15 +371,10 @@ def periodic_averaging(
       >>> tx = optax.chain(optax.sgd(0.1), gossip.periodic_averaging(10, push))
     """
     if not isinstance(gossip, Aggregator) or gossip.kind != "gossip":
-        raise ValueError(
-            f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}. Use "
-            "`gossip.periodic_averaging(10, gossip.dpsgd(graph))` after the optimizer, in place of "
-            "the method alone."
-        )
-    inner = optax.with_extra_args_support(gossip)
+        raise ValueError(f"`gossip` must be a method of `jaxcomm.gossip`, got {gossip!r}.")
 
     def init_fn(params: PyTree) -> ExactAverageState:
-        return ExactAverageState(jnp.zeros((), jnp.int32), inner.init(params))
+        return ExactAverageState(jnp.zeros((), jnp.int32), gossip.init(params))
 
     def update_fn(
         updates: PyTree,
@@ -405,7 +386,7 @@ def periodic_averaging(
     ) -> tuple[PyTree, ExactAverageState]:
         step = following(state.step, period)
         now = (step % period == 0) | jnp.asarray(exact)
-        updates, after = inner.update(updates, state.gossip, params, exact=now, **extra_args)
+        updates, after = gossip.update(updates, state.gossip, params, exact=now, **extra_args)
         return updates, ExactAverageState(step, after)
 
     return Aggregator(init_fn, update_fn, gossip.axes, "gossip")

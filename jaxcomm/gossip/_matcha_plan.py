@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +58,12 @@ def _most_connected(laplacians: np.ndarray, rounds: float) -> np.ndarray:
     problem.solve(solver=cvxpy.CLARABEL)
     found = np.clip(np.asarray(probabilities.value), 0, 1)
     return found * min(1, rounds / found.sum())
+
+
+def least(rho: Callable[[float], float]) -> tuple[float, float]:
+    """The number from 0 to 2 with the least `rho`, and that."""
+    found = optimize.minimize_scalar(rho, bounds=(0, 2), method="bounded", options={"xatol": 1e-9})
+    return float(found.x), float(found.fun)
 
 
 def contraction(laplacians: np.ndarray, probabilities: np.ndarray, alpha: float) -> float:
@@ -122,18 +128,13 @@ def matcha_plan(graph: nx.Graph | Sequence[Sequence[Sequence[int]]], budget: flo
     rounds = budget * len(matchings)
     probabilities = np.ones(len(matchings)) if budget == 1 else _most_connected(laplacians, rounds)
     # By the trace of E[W'W] - J, no alpha of 1 or more contracts.
-    best = optimize.minimize_scalar(
-        lambda alpha: contraction(laplacians, probabilities, alpha),
-        bounds=(0, 2),
-        method="bounded",
-        options={"xatol": 1e-9},
-    )
+    alpha, rho = least(lambda alpha: contraction(laplacians, probabilities, alpha))
     expected = np.tensordot(probabilities, laplacians, 1)
     return MatchaPlan(
         workers,
         matchings,
         tuple(map(float, probabilities)),
-        float(best.x),
-        float(best.fun),
+        alpha,
+        rho,
         float(np.linalg.eigvalsh(expected)[1]),
     )

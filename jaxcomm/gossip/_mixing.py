@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -34,11 +34,8 @@ def _metropolis(graph: nx.Graph) -> np.ndarray:
 def _uniform(graph: nx.Graph) -> np.ndarray:
     degrees = {degree for _, degree in graph.degree}
     if len(degrees) > 1:
-        raise ValueError(
-            "`rule`='uniform' needs equal degrees, got a graph with the degrees "
-            f"{sorted(degrees)}: use 'metropolis'."
-        )
-    return _constant(graph, 1 / (1 + degrees.pop()))
+        raise ValueError(f"`rule`='uniform' needs equal degrees, got {degrees}: use 'metropolis'.")
+    return _max_degree(graph)
 
 
 def _constant(graph: nx.Graph, step: float) -> np.ndarray:
@@ -64,7 +61,7 @@ def _push(graph: Graph) -> np.ndarray:
     return weights / weights.sum(axis=0)
 
 
-_RULES: dict[str, Callable[[nx.Graph], np.ndarray]] = {
+_RULES: dict[Rule, Callable[[nx.Graph], np.ndarray]] = {
     "metropolis": _metropolis,
     "uniform": _uniform,
     "max_degree": _max_degree,
@@ -108,14 +105,9 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
       Xiao, Boyd, `Fast linear iterations for distributed averaging
       <https://doi.org/10.1016/j.sysconle.2004.02.022>`_, 2004.
     """
-    if rule not in get_args(Rule):
-        raise ValueError(f"`rule` must be one of {get_args(Rule)}, got {rule!r}.")
     require_graph(graph)
     if graph.is_directed() and rule != "push":
-        raise ValueError(
-            f"`rule`={rule!r} makes a symmetric matrix, but `graph` is directed: use 'push' with "
-            "`gossip.sgp`."
-        )
+        raise ValueError(f"`graph` is directed, and `rule`={rule!r} is not: use `gossip.sgp`.")
     return _RULES[rule](graph)
 
 
@@ -179,15 +171,17 @@ class Mixing(NamedTuple):
     @property
     def messages(self) -> np.ndarray:
         """The expected number of messages that each worker sends per step; float64[n]."""
-        sent = [np.count_nonzero(off_diagonal(matrix), axis=0) for matrix in self.matrices]
-        return cast(np.ndarray, np.asarray(self.probabilities) @ np.stack(sent))
+        return cast(np.ndarray, np.asarray(self.probabilities) @ self._sent)
 
     @property
     def degree(self) -> int:
         """The largest number of messages that a worker sends in one step."""
-        sent = [np.count_nonzero(off_diagonal(matrix), axis=0) for matrix in self.matrices]
-        together = np.max(sent, axis=0) if self.exclusive else np.sum(sent, axis=0)
-        return int(together.max())
+        return int((self._sent.max(axis=0) if self.exclusive else self._sent.sum(axis=0)).max())
+
+    @property
+    def _sent(self) -> np.ndarray:
+        """The messages of each worker, int[matrices, n]."""
+        return np.stack([np.count_nonzero(off_diagonal(m), axis=0) for m in self.matrices])
 
     @property
     def expected_rounds(self) -> float:
@@ -207,16 +201,14 @@ class Mixing(NamedTuple):
         """
         identity = np.eye(self.workers)
         if not all(np.allclose(matrix.sum(axis=1), 1) for matrix in self.matrices):
-            raise ValueError(
-                "`rho` is not defined for push-sum weights: the rows of a matrix do not add to 1."
-            )
+            raise ValueError("`rho` is not defined for push-sum weights: rows do not add to 1.")
         changes = [matrix - identity for matrix in self.matrices]
         if self.exclusive:
-            square = _weighted(self.probabilities, [m.T @ m for m in self.matrices])
+            square = np.tensordot(self.probabilities, [m.T @ m for m in self.matrices], 1)
         else:
-            mean = identity + _weighted(self.probabilities, changes)
+            mean = identity + np.tensordot(self.probabilities, changes, 1)
             spread = [p * (1 - p) for p in self.probabilities]
-            square = mean.T @ mean + _weighted(spread, [change.T @ change for change in changes])
+            square = mean.T @ mean + np.tensordot(spread, [m.T @ m for m in changes], 1)
         return float(np.linalg.eigvalsh(square - 1 / self.workers)[-1])
 
     @property
@@ -233,7 +225,3 @@ class Mixing(NamedTuple):
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
     """The matrix with zeros on its diagonal."""
     return matrix - np.diag(np.diag(matrix))
-
-
-def _weighted(weights: Sequence[float], matrices: list[np.ndarray]) -> np.ndarray:
-    return cast(np.ndarray, np.tensordot(np.asarray(weights), np.stack(matrices), 1))

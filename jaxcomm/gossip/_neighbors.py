@@ -164,16 +164,22 @@ class MixingStep(NamedTuple):
         Both ends of a link add the same difference with opposite signs. They compute it from the
         values as sent, which both ends have.
         """
+
+        def widened(received: list[jax.Array]) -> list[jax.Array]:
+            return [x.astype(self.wide) for x in received]
+
         sent = [x.astype(self.dtype) for x in units]
-        local = [x.astype(self.wide) for x in sent]
+        return self.sum_of_differences(sent, widened(sent), widened)
 
-        def contribution(
-            received: list[jax.Array], weight: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
-            return toward(local, [x.astype(self.wide) for x in received], weight)
-
-        zeros = [*map(jnp.zeros_like, local)], self.zero
-        return self.sum_over_neighbors(sent, contribution, zeros)
+    def sum_of_differences(
+        self, message: PyTree, local: PyTree, decode: Callable[[PyTree], PyTree] = lambda x: x
+    ) -> tuple[PyTree, jax.Array]:
+        r""":math:`\sum_j W_{ij} (x_j - x_i)`, and of squares; :math:`x_j` is a decoded message."""
+        return self.sum_over_neighbors(
+            message,
+            lambda received, weight: toward(local, decode(received), weight),
+            (jax.tree.map(jnp.zeros_like, local), self.zero),
+        )
 
     def outgoing_weight(self) -> jax.Array:
         r"""The fraction of its value that this worker sends: :math:`\sum_{j \ne i} W_{ji}`."""

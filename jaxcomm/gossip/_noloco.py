@@ -13,7 +13,7 @@ from jaxcomm._contract import AxisName
 from jaxcomm._require import AboveZero, BelowOne, Positive, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
 from jaxcomm.gossip._mixing import Mixing
-from jaxcomm.gossip._neighbors import MixingStep, toward
+from jaxcomm.gossip._neighbors import MixingStep
 from jaxcomm.gossip._to_mixing import agreeing
 
 
@@ -114,20 +114,15 @@ def noloco(
     def method(
         mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]
     ) -> Mixed:
-        moved = [
-            a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)
-        ]  # The displacement since the last exchange.
+        # The displacement since the last exchange.
+        moved = [a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)]
         total = memory.weight
         if mixing_step.weight is not None:
             total = total + mixing_step.weight
             share = mixing_step.relative(total)
             moved = [jnp.where(share == 0, 0, share * d) for d in moved]
         message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
-        differences, disagreement = mixing_step.sum_over_neighbors(
-            message,
-            lambda received, weight: toward(message, received, weight),
-            ([*map(jnp.zeros_like, message)], mixing_step.zero),
-        )
+        differences, disagreement = mixing_step.sum_of_differences(message, message)
         flags = mixing_step.flags
         exchanges = jnp.ones((), bool) if flags is None else jnp.any(flags)
         if mixing_step.present is not None:
@@ -136,7 +131,7 @@ def noloco(
             momentum * v + learning_rate * d + difference
             for v, d, difference in zip(memory.momentum, moved, differences, strict=True)
         ]
-        anchor = [a + v for a, v in zip(memory.anchor, velocity, strict=True)]
+        anchor = jax.tree.map(jnp.add, memory.anchor, velocity)
         changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
         kept = jax.tree.map(
             lambda new, old: jnp.where(exchanges, new, old),

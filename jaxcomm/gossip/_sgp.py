@@ -103,7 +103,7 @@ def sgp(
         # The sender keeps the rounding error of its message.
         kept = [a - outgoing * b for a, b in zip(x, widened, strict=True)]
         due, *later = [*memory.in_transit, tuple(arrived)]
-        total = [a + b for a, b in zip(kept, due[0], strict=True)]
+        total = jax.tree.map(jnp.add, kept, due[0])
         mass = memory.mass - outgoing * memory.mass + due[1]
         changes = [a / mass - b for a, b in zip(total, z, strict=True)]
         return Mixed(changes, PushSum(mass, later), disagreement)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LossFn
-from jaxcomm.scheduling._times import LayerTimes, require_number
+from jaxcomm.scheduling._times import LayerTimes
 from jaxcomm.wire._program import inlined, is_literal, jaxprs
 
 
@@ -59,18 +59,13 @@ def _completions(
     loss_fn: LossFn, params: PyTree, args: tuple[Any, ...], has_aux: bool
 ) -> tuple[list[tuple[str, int, int]], list[float]]:
     """The leaves as `(path, bytes, position)` in backward order, and the operations before each."""
-    gradient = jax.grad(loss_fn, has_aux=has_aux)
-
-    def of(params: PyTree, *args: PyTree) -> PyTree:
-        return gradient(params, *args)[0] if has_aux else gradient(params, *args)
-
-    jaxpr = jax.make_jaxpr(of)(params, *args).jaxpr
+    jaxpr = jax.make_jaxpr(jax.grad(loss_fn, has_aux=has_aux))(params, *args).jaxpr
     trace = _Trace()
     trace.walk(jaxpr)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     found = [
         (jax.tree_util.keystr(path), math.prod(leaf.shape) * leaf.dtype.itemsize, trace.of(out))
-        for (path, leaf), out in zip(leaves, jaxpr.outvars, strict=True)
+        for (path, leaf), out in zip(leaves, jaxpr.outvars, strict=False)  # After them comes aux.
     ]
     return sorted(found, key=lambda leaf: leaf[2]), trace.backward
 
@@ -134,7 +129,7 @@ def estimated_times(
       The plan of these times gives groups of paths: `plan.named(times)`.
 
     Raises:
-      ValueError: If seconds are not positive.
+      ValueError: If seconds are negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -147,8 +142,6 @@ def estimated_times(
       >>> times.names, times.sizes
       (("['last']", "['first']"), (32.0, 256.0))
     """
-    forward_total = require_number(forward_seconds, "forward_seconds", strict=True)
-    backward_total = require_number(backward_seconds, "backward_seconds", strict=True)
     found, backward = _completions(loss_fn, params, args, has_aux)
     done = np.concatenate([[0.0], np.cumsum(backward)])
     at = np.array([done[position + 1] for _, _, position in found])
@@ -156,7 +149,7 @@ def estimated_times(
     parts = np.diff(np.concatenate([[0.0], at])) / whole
     return LayerTimes(
         sizes=[float(size) for _, size, _ in found],
-        backward=(parts * backward_total).tolist(),
-        forward=(parts * forward_total).tolist(),
+        backward=(parts * backward_seconds).tolist(),
+        forward=(parts * forward_seconds).tolist(),
         names=[path for path, _, _ in found],
     )

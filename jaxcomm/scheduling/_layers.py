@@ -93,11 +93,7 @@ class Layers:
 
     def __getitem__(self, key: object) -> NoReturn:
         """Raises: the parameters are those that `aggregate_in_backward` returns."""
-        raise ValueError(
-            f"`wait_free` aggregates {self.where} layer by layer, so the loss must pass each "
-            "layer through `layer = jaxcomm.scheduling.aggregate_in_backward(layer)` before it "
-            "uses it."
-        )
+        raise ValueError(f"Use `aggregate_in_backward(layer)` on each layer of {self.where} first.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -154,18 +150,10 @@ def hooked(
     local.defvjp(forward, backward)
 
     def hook(params: PyTree, carried: PyTree) -> PyTree:
-        found = jax.tree.map(jnp.shape, params)
-        if found != shapes:
-            raise ValueError(
-                f"`aggregate_in_backward` takes one layer of {where}, with leaves of shapes "
-                f"{shapes}, got {found}. Call it in the body of `jax.lax.scan` over layers."
-            )
+        if jax.tree.map(jnp.shape, params) != shapes:
+            raise ValueError(f"`aggregate_in_backward` takes one layer of {where}, in `lax.scan`.")
         if _dtypes((params, carried)) != dtypes:
-            raise ValueError(
-                f"`wait_free` aggregates {where} layer by layer, so the loss must not compute with "
-                "stacked layers, as in a cast of all parameters: do so with the layer that "
-                "`aggregate_in_backward` returns."
-            )
+            raise ValueError(f"The loss must not compute with stacked layers of {where}.")
         return local(params, carried)
 
     return Layers(params, carried, None, hook, where)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis
 from jaxcomm._contract import PyTree
-from jaxcomm.scheduling._layers import Layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +45,9 @@ def _by_size(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
 
 
 def _checked(plan: Sequence[Sequence[str]], paths: set[str]) -> list[list[str]]:
-    listed = [path for group in plan for path in group]
-    for path in listed:
-        if path not in paths:
-            raise ValueError(
-                f"`plan` lists {path!r}, which is not the path of a leaf outside stacked layers; "
-                f"there are {sorted(paths)}."
-            )
-    twice = sorted({path for path in listed if listed.count(path) > 1})
-    missing = sorted(paths - set(listed))
-    if twice or missing:
+    if sorted(path for group in plan for path in group) != sorted(paths):
         raise ValueError(
-            "`plan` must list each leaf once, but "
-            + (f"lists {twice[0]!r} twice." if twice else f"does not list {missing[0]!r}.")
+            f"`plan` must list each leaf outside stacked layers once: {sorted(paths)}."
         )
     return [[*group] for group in plan if len(group)]
 
@@ -69,16 +58,10 @@ def divide(
     """Divides a tree of parameters, or of gradients; `Layers` are stacks.
 
     Raises:
-      ValueError: If the plan does not list each leaf outside stacks once, or layers of a stack
-        differ in number.
+      ValueError: If the plan does not list each leaf outside stacks once, or `stacked` is no
+        prefix of the tree.
     """
-    try:
-        marked = jax.tree_util.tree_map_with_path(_marked, stacked, tree)
-    except ValueError as error:
-        raise ValueError(
-            "`stacked` must be a bool, or a tree of bools that is a prefix of the parameters: "
-            f"{error}"
-        ) from None
+    marked = jax.tree_util.tree_map_with_path(_marked, stacked, tree)
     nodes, structure = jax.tree_util.tree_flatten_with_path(marked, is_leaf=_is_stack)
     named = [(jax.tree_util.keystr(path), node) for path, node in nodes]
     leaves = {path: node for path, node in named if not _is_stack(node)}
@@ -109,18 +92,7 @@ def _is_stack(node: object) -> bool:
 
 
 def _marked(path: tuple[Any, ...], flag: object, subtree: PyTree) -> PyTree:
-    where = jax.tree_util.keystr(path) or "the parameters"
-    if not isinstance(flag, bool):
-        raise ValueError(f"at {where} it is {flag!r}")
-    if not flag:
-        return subtree
-    if not isinstance(subtree, Layers):
-        counts = {jnp.shape(x)[:1] for x in jax.tree.leaves(subtree)}
-        if len(counts) != 1 or counts == {()}:
-            raise ValueError(
-                f"the layers at {where} must be stacked, `[layers, ...]`, with one number of layers"
-            )
-    return _Stack(subtree, where)
+    return _Stack(subtree, jax.tree_util.keystr(path) or "the parameters") if flag else subtree
 
 
 def workers_first(state: PyTree) -> PyTree:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from jaxcomm._require import AboveZero, Range, checked
 from jaxcomm.scheduling._timeline import Plan, timeline
-from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ready_seconds, require_number
+from jaxcomm.scheduling._times import AlphaBeta, LayerTimes, ready_seconds
 
 
 def dense_plan(times: LayerTimes, groups: tuple[tuple[int, ...], ...]) -> Plan:
@@ -64,7 +65,8 @@ def at_end_plan(times: LayerTimes) -> Plan:
     return dense_plan(times, (tuple(range(len(times))),))._replace(overlap=False)
 
 
-def bucket_plan(times: LayerTimes, *, bucket_bytes: float = 25 * 2**20) -> Plan:
+@checked
+def bucket_plan(times: LayerTimes, *, bucket_bytes: AboveZero = 25 * 2**20) -> Plan:
     """Buckets of consecutive layers, each closed when it has a number of bytes.
 
     Args:
@@ -87,10 +89,9 @@ def bucket_plan(times: LayerTimes, *, bucket_bytes: float = 25 * 2**20) -> Plan:
       Li et al., `PyTorch Distributed: Experiences on Accelerating Data Parallel Training
       <https://arxiv.org/abs/2006.15704>`_, 2020. Its first bucket is smaller; ours are equal.
     """
-    limit = require_number(bucket_bytes, "bucket_bytes", strict=True)
     starts, held = [0], 0.0
     for layer, size in enumerate(times.sizes):
-        if held >= limit:
+        if held >= bucket_bytes:
             starts.append(layer)
             held = 0.0
         held += size
@@ -174,6 +175,7 @@ def _greedy(problem: _Problem) -> list[int]:
     return starts
 
 
+@checked
 def merge_plan(
     times: LayerTimes, link: AlphaBeta, *, method: Literal["optimal", "greedy"] = "optimal"
 ) -> Plan:
@@ -223,8 +225,6 @@ def merge_plan(
       its model it was slower than the optimum in 180 of 360 random cases, by up to 31 %.
     """
     problem = _Problem(times, link)
-    if method not in ("optimal", "greedy"):
-        raise ValueError(f'`method` must be "optimal" or "greedy", got {method!r}.')
     starts = _optimal(problem) if method == "optimal" else _greedy(problem)
     return dense_plan(times, contiguous(starts, len(times)))
 
@@ -240,7 +240,10 @@ def _cut(times: LayerTimes, part_bytes: float) -> Plan:
     return wait_free_plan(times)._replace(parts=parts, priorities=priorities, barrier=False)
 
 
-def priority_plan(times: LayerTimes, link: AlphaBeta, *, part_bytes: float | None = None) -> Plan:
+@checked
+def priority_plan(
+    times: LayerTimes, link: AlphaBeta, *, part_bytes: AboveZero | None = None
+) -> Plan:
     r"""One message per layer, cut into parts; front layers go first: P3 and ByteScheduler.
 
     The next forward pass begins when the first layer of the model has arrived, and runs while later
@@ -285,7 +288,7 @@ def priority_plan(times: LayerTimes, link: AlphaBeta, *, part_bytes: float | Non
       2019, which searches part sizes by measured steps; ours are those of the model.
     """
     if part_bytes is not None:
-        return _cut(times, require_number(part_bytes, "part_bytes", strict=True))
+        return _cut(times, part_bytes)
     largest = max(times.sizes)
     plans = [_cut(times, largest / 2**k) for k in range(_MOST_PARTS.bit_length())]
     seconds = [timeline(times, link, plan).step_seconds for plan in plans]
@@ -308,12 +311,13 @@ def _hidden_bytes(times: LayerTimes, link: AlphaBeta, least: list[float]) -> lis
     return sizes
 
 
+@checked
 def sparsified_plan(
     times: LayerTimes,
     link: AlphaBeta,
     *,
-    max_compression: float = 1000.0,
-    expansion: float = 2.0,
+    max_compression: Annotated[float, Range(least=1)] = 1000.0,
+    expansion: Annotated[float, Range(least=1)] = 2.0,
     merge: bool = True,
 ) -> Plan:
     r"""A fraction of the coordinates per layer, so that sending it hides behind computation: LAGS.
@@ -365,12 +369,10 @@ def sparsified_plan(
       merges greedily. Our codecs select in each layer before merging, so that the costs add up and
       the dynamic program is exact.
     """
-    most = require_number(max_compression, "max_compression", 1.0)
-    factor = require_number(expansion, "expansion", 1.0)
-    least = [min(size, factor * size / most) for size in times.sizes]
+    least = [min(size, expansion * size / max_compression) for size in times.sizes]
     sizes = _hidden_bytes(times, link, least)
     ratios = tuple(
-        1.0 if size == dense else size / (factor * dense)
+        1.0 if size == dense else size / (expansion * dense)
         for size, dense in zip(sizes, times.sizes, strict=True)
     )
     sparse = dataclasses.replace(times, sizes=sizes)

@@ -225,10 +225,7 @@ def timeline(times: LayerTimes, link: AlphaBeta, plan: Plan) -> Timeline:
     """
     layers = sorted(layer for group in plan.groups for layer in group)
     if layers != [*range(len(times))] or not all(plan.groups):
-        raise ValueError(
-            f"`plan.groups` must have each of {len(times)} layers exactly once, got {plan.groups}: "
-            "make the plan from the same `times`."
-        )
+        raise ValueError(f"`plan.groups` must have each of {len(times)} layers exactly once.")
     compute = _Compute(times)
     ready = _backward(compute, times, plan)
     sent, arrived = _send(link, times, plan, ready)

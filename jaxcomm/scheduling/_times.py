@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 _Bytes = TypeVar("_Bytes", float, np.ndarray)
-_SECONDS = ("backward", "encode", "decode", "forward")
 
 
 def require_number(
@@ -115,8 +114,7 @@ class LayerTimes:
       names: Names for events and pictures; by default `layer0` for the *first* layer of the model.
 
     Raises:
-      ValueError: If a size is not positive, a time is negative, a number is not finite, or the
-        lengths differ.
+      ValueError: If a number is negative or not finite, or the lengths differ.
 
     Example:
       >>> from jaxcomm import scheduling
@@ -133,26 +131,14 @@ class LayerTimes:
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        count = len(tuple(self.sizes))
-        if not count:
-            raise ValueError("`sizes` must have a number per layer, got none.")
+        count = len(self.sizes)
         names = tuple(self.names) or tuple(f"layer{count - 1 - i}" for i in range(count))
         object.__setattr__(self, "names", names)
-        for field in ("sizes", *_SECONDS):
-            found = tuple(getattr(self, field))
-            if not found and field in _SECONDS[1:]:
-                found = (0.0,) * count
-            checked = tuple(
-                require_number(x, f"{field}[{i}]", strict=field == "sizes")
-                for i, x in enumerate(found)
-            )
-            object.__setattr__(self, field, checked)
-        for field in (*_SECONDS, "names"):
-            if (length := len(getattr(self, field))) != count:
-                raise ValueError(
-                    f"`{field}` must have one entry per layer, as `sizes` has, got {length} for "
-                    f"{count} layers."
-                )
+        for field in ("sizes", "backward", "encode", "decode", "forward"):
+            found = tuple(map(float, getattr(self, field))) or (0.0,) * count
+            if len(found) != count or not all(0 <= x < math.inf for x in found):
+                raise ValueError(f"`{field}` must have a finite number per layer, got {found}.")
+            object.__setattr__(self, field, found)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -29,12 +29,8 @@ Groups: TypeAlias = Sequence[Sequence[str]]
 
 WAIT_FREE = Taker(
     name="wait_free",
-    divided="`wait_free` runs the backward pass, so it needs all parameters, and not the part that "
-    "`optax.masked` or `optax.multi_transform` gives it. Place it before them, with one aggregator "
-    "for each group: `wait_free([first, second], plan=...)`.",
-    touched="`wait_free` aggregates inside the backward pass, so a transformation before it cannot "
-    "see whole gradients. Place `wait_free` first in `optax.chain`, and what needs all gradients, "
-    "such as `optax.clip_by_global_norm`, after it; or use the aggregator without `wait_free`.",
+    divided="`wait_free` needs all parameters: place it before `optax.masked` and its like.",
+    touched="Place `wait_free` first in `optax.chain`: it aggregates inside the backward pass.",
 )
 
 
@@ -57,11 +53,6 @@ def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
 
 def _split(batch: PyTree, parts: int) -> PyTree:
     def split(x: jax.Array) -> jax.Array:
-        if x.shape[0] % parts:
-            raise ValueError(
-                f"A device has {x.shape[0]} rows of the batch, which `micro_batches`={parts} does "
-                "not divide."
-            )
         return x.reshape(parts, x.shape[0] // parts, *x.shape[1:])
 
     return jax.tree.map(split, batch)
@@ -98,10 +89,7 @@ def run_in_parts(backward: Backward, parts: int, with_hooks: Callable[[PyTree], 
         backward.value, gradient = backward.evaluate(with_hooks(None), backward.batch)
         return gradient
     if backward.has_model_state:
-        raise ValueError(
-            "`wait_free` with `micro_batches` does not support `has_model_state=True`: each part "
-            "would change the state that the next one reads."
-        )
+        raise ValueError("`micro_batches` does not support `has_model_state=True`.")
     rows = _split(backward.batch, parts)
     local = _axis.local_params(backward.params, axis_name=backward.axes)
 
@@ -173,8 +161,8 @@ def wait_free(
       the end.
 
     Raises:
-      ValueError: If `tx` is not an aggregator or has `scope="tree"`; if `plan` does not list each
-        leaf once; if `stacked` layers differ in number.
+      ValueError: If `tx` is not an aggregator or has `scope="tree"`, `plan` does not list each
+        leaf once, or there is another number of aggregators.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -197,21 +185,13 @@ def wait_free(
     aggregators = [*tx] if isinstance(tx, list | tuple) and not hasattr(tx, "update") else [tx]
     axes = common_axes(aggregators, "wait_free")
     if option := needs_whole(aggregators):
-        raise ValueError(
-            "`wait_free` aggregates groups of leaves as soon as they are complete, but this "
-            f"aggregator has {option}, which needs all gradients first: leave it out."
-        )
+        raise ValueError(f"`wait_free` without all gradients cannot have {option}: leave it out.")
     groups = None if plan is None else [[*group] for group in plan]
 
     def divided(tree: PyTree) -> Divided:
         return divide(tree, groups, stacked, bucket_bytes)
 
     def aggregator_of_each(parts: list[PyTree]) -> list[Any]:
-        if len(aggregators) not in (1, len(parts)):
-            raise ValueError(
-                f"`tx` has {len(aggregators)} aggregators, but the parameters have {len(parts)} "
-                "groups and stacks of layers: pass one for all, or one for each."
-            )
         found = aggregators * len(parts) if len(aggregators) == 1 else aggregators
         return [*map(optax.with_extra_args_support, found)]
 

@@ -133,7 +133,7 @@ class Averaging(NamedTuple):
 
 
 def outer_step(
-    outer: optax.GradientTransformationExtraArgs,
+    outer: optax.GradientTransformation,
     mean: PyTree,
     state: Any,
     anchor: PyTree,
@@ -141,7 +141,8 @@ def outer_step(
 ) -> tuple[PyTree, Any]:
     r"""The anchor after a step on the mean displacement, :math:`a + \mathrm{outer}(-\bar d)`."""
     descent = jax.tree.map(jnp.negative, mean)
-    change, state = outer.update(descent, state, anchor, **extra_args)
+    update = optax.with_extra_args_support(outer).update
+    change, state = update(descent, state, anchor, **extra_args)
     return optax.apply_updates(anchor, change), state
 
 
@@ -164,7 +165,7 @@ class Averaged(NamedTuple):
 
 def averaging_round(
     aggregator: optax.GradientTransformationExtraArgs,
-    outer: optax.GradientTransformationExtraArgs,
+    outer: optax.GradientTransformation,
     before: Averaging,
     displacements: PyTree,
     how: How,

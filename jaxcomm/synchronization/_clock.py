@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcomm import _noise
 from jaxcomm._require import AtLeastZero, Positive, checked
-from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._stragglers import Straggler, seconds_of
 from jaxcomm.synchronization._windows import (
     InFlight,
     Queue,
@@ -144,8 +144,7 @@ def windows(
     """
     if trigger.max_seconds < straggler.minimum:
         raise ValueError(
-            f"A deadline of {trigger.max_seconds:g} seconds is shorter than one mini-batch, which "
-            f"takes at least {straggler.minimum:g}: no worker would ever finish one."
+            f"No mini-batch ends within a deadline of {trigger.max_seconds:g} seconds."
         )
     key = _noise.make_key(seed)
 
@@ -155,11 +154,7 @@ def windows(
     def close(clock: Clock) -> tuple[Window, Clock]:
         window, queue = close_window(clock.queue, draw(clock.windows), trigger, in_flight=in_flight)
         finished = window.finished.astype(jnp.int32)
-        sent = (
-            communication_seconds(clock.windows)
-            if callable(communication_seconds)
-            else communication_seconds
-        )
+        sent = seconds_of(communication_seconds, clock.windows)
         took = window.seconds + sent + clock.compensation
         seconds = clock.seconds + took
         return window, Clock(
@@ -194,8 +189,4 @@ def _require_progress(
     # Compiled explicitly: a direct call would become part of a surrounding traced program.
     total = over_all.lower(numbers).compile()(numbers)
     if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
-        raise ValueError(
-            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window ends before "
-            "any of their mini-batches does, and the next window restarts it. Use `in_flight`="
-            "'finish_late' with `stale_params`, or a trigger that waits longer."
-        )
+        raise ValueError(f"`in_flight`='abort' starves the workers {starved.tolist()}.")

@@ -12,16 +12,6 @@ from jaxcomm._contract import PyTree
 _NEXT_DEAL = 0x0DEA1  # Folded into the key, so that later orders are others.
 
 
-def _examples(shards: PyTree) -> tuple[int, int]:
-    shapes = {x.shape[:2] for x in jax.tree.leaves(shards)}
-    if len(shapes) != 1 or any(len(shape) < 2 or not all(shape) for shape in shapes):
-        raise ValueError(
-            "`shards` must be leaves `[workers, examples, ...]` of equal leading sizes, got "
-            f"{[x.shape for x in jax.tree.leaves(shards)]}."
-        )
-    return next(iter(shapes))
-
-
 def window_batches(
     key: jax.Array, shards: PyTree, first: jax.Array, *, minibatches: int, batch_size: int
 ) -> PyTree:
@@ -59,7 +49,7 @@ def window_batches(
       >>> sorted(dealt[:2, 0].tolist()), dealt.shape
       ([0, 1], (4, 1))
     """
-    workers, examples = _examples(shards)
+    ((workers, examples),) = {x.shape[:2] for x in jax.tree.leaves(shards)}
     window = minibatches * batch_size
     epochs = (window + examples - 2) // examples + 1
 
@@ -221,10 +211,7 @@ def take_examples(deal: Deal, counts: jax.Array) -> Deal:
       [3 0]
     """
     if counts.shape != deal.taken.shape:
-        raise ValueError(
-            f"`counts` must have one number per worker, {[*deal.taken.shape]}, got "
-            f"{[*counts.shape]}."
-        )
+        raise ValueError(f"`counts` must be int32{[*deal.taken.shape]}, got {[*counts.shape]}.")
     return deal._replace(taken=deal.taken + jnp.asarray(counts).astype(jnp.int32))
 
 

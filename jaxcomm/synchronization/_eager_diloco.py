@@ -22,7 +22,7 @@ from jaxcomm.synchronization._averaging_round import (
     no_steps,
     updates_of,
 )
-from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps, period_of
+from jaxcomm.synchronization._exchange import Period, aggregator_of, local_steps
 from jaxcomm.synchronization._trees import chosen, wide
 
 
@@ -103,9 +103,7 @@ def eager_diloco(
     period before it, since a step is one program. If `aggregator` compresses, the own late part
     that is subtracted is the exact one.
     """
-    period_at = period_of(period)
     combine = aggregator_of(aggregator, axis_name)
-    outer_tx = optax.with_extra_args_support(outer)
 
     def init(params: PyTree) -> EagerState:
         anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
@@ -113,7 +111,7 @@ def eager_diloco(
         return EagerState(
             step=zero,
             since=zero,
-            own=_axis.marked(OwnState(anchor, outer_tx.init(anchor), nothing), axis_name),
+            own=_axis.marked(OwnState(anchor, outer.init(anchor), nothing), axis_name),
             aggregator=combine.init(wide(params)),
             done=no_steps(params, axis_name),
             late_done=no_steps(params, axis_name),
@@ -144,7 +142,7 @@ def eager_diloco(
             succeeded=jnp.ones((), bool),
             counts=state.diagnostics,
         )
-        after, _ = averaging_round(combine, outer_tx, before, own.late, how, mixed)
+        after, _ = averaging_round(combine, outer, before, own.late, how, mixed)
         moves = how.participates & after.succeeded
         moved = OwnState(after.anchor, after.outer, fresh)
         return updates_of(after, params, updates, how.participates), state._replace(
@@ -156,5 +154,5 @@ def eager_diloco(
         )
 
     return optax.chain(
-        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period_at, axis_name)
+        per_worker(inner, axis_name=axis_name), local_steps(init, exchange, period, axis_name)
     )

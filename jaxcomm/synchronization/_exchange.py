@@ -48,13 +48,6 @@ class LocalState(NamedTuple):
     optimizer: Any = ()  # of `pr_sgd`, which averages it too
 
 
-def period_of(period: Period) -> Callable[[jax.Array], jax.Array]:
-    """A function from the number of steps so far to the period, int32[]."""
-    if callable(period):
-        return lambda step: jnp.asarray(period(step), jnp.int32)
-    return lambda step: jnp.full((), period, jnp.int32)
-
-
 def aggregator_of(
     aggregator: optax.GradientTransformation | None, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
@@ -65,17 +58,14 @@ def aggregator_of(
     """
     own = aggregator.axes if isinstance(aggregator, Aggregator) else _axis.names(axis_name)
     if {*own} != {*_axis.names(axis_name)}:
-        raise ValueError(
-            f"`aggregator` averages over {[*own]}, but the workers of the exchange are "
-            f"those of `axis_name`={axis_name!r}: the axes must be the same."
-        )
+        raise ValueError(f"`aggregator` averages over {[*own]}, not `axis_name`={axis_name!r}.")
     return optax.with_extra_args_support(mean(axis_name) if aggregator is None else aggregator)
 
 
 def local_steps(
     init: Callable[[PyTree], Any],
     exchange: Callable[[Any, PyTree, PyTree, How], tuple[PyTree, Any]],
-    period_at: Callable[[jax.Array], jax.Array],
+    period: Period,
     axis_name: AxisName,
     inner: optax.GradientTransformationExtraArgs | None = None,
 ) -> Aggregator:
@@ -84,7 +74,7 @@ def local_steps(
     Args:
       init: `params -> state`, with the fields `step`, `since` and `done` of `LocalState`.
       exchange: `(state, params, updates, how) -> (updates, state)`, the exchange after a step.
-      period_at: From the number of steps so far to that between exchanges.
+      period: The steps between exchanges.
       axis_name: The mesh axis, or axes, of the workers.
       inner: An optimizer of each worker whose state is in the field `optimizer`, if not before.
     """
@@ -101,7 +91,8 @@ def local_steps(
     ) -> tuple[PyTree, Any]:
         require_params(params, axis_name)
         how = How(takes_part(present, axis_name), weight is not None, axis_name, extra_args)
-        due = state.since + 1 >= period_at(state.step)
+        now = period(state.step) if callable(period) else period
+        due = state.since + 1 >= jnp.asarray(now, jnp.int32)
         if flush is not None:
             due |= flag_of_all(flush, "flush")
         if inner is not None:
@@ -163,9 +154,7 @@ def averaged_every(
     inner: optax.GradientTransformationExtraArgs | None = None,
 ) -> Aggregator:
     """`average_every`; with `inner`, an optimizer of each worker whose floats are averaged too."""
-    period_at = period_of(period)
     combine = aggregator_of(aggregator, axis_name)
-    outer_tx = optax.with_extra_args_support(outer)
 
     def init(params: PyTree) -> LocalState:
         anchor, zero = first_anchor(params, axis_name), jnp.zeros((), jnp.int32)
@@ -174,7 +163,7 @@ def averaged_every(
             since=zero,
             anchor=anchor,
             aggregator=combine.init(wide(params)),
-            outer=outer_tx.init(anchor),
+            outer=outer.init(anchor),
             done=no_steps(params, axis_name),
             diagnostics=initial_diagnostics(),
             optimizer=() if inner is None else inner.init(params),
@@ -201,7 +190,7 @@ def averaged_every(
             counts=state.diagnostics,
         )
         moved = displacement(state.anchor, params, updates)
-        after, averaged = averaging_round(combine, outer_tx, before, moved, how)
+        after, averaged = averaging_round(combine, outer, before, moved, how)
         optimizer = state.optimizer
         if inner is not None:
             means = average_floats(optimizer, averaged, how.participates)
@@ -215,4 +204,4 @@ def averaged_every(
             optimizer=optimizer,
         )
 
-    return local_steps(init, exchange, period_at, axis_name, inner)
+    return local_steps(init, exchange, period, axis_name, inner)

@@ -91,7 +91,7 @@ def proximal_point(strength: AboveZero, restart_period: Positive) -> optax.Gradi
       A transformation to place between the aggregator and the optimizer.
 
     Raises:
-      ValueError: If a number is out of range; in `update`, if `params` is missing.
+      ValueError: If a number is out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -112,10 +112,6 @@ def proximal_point(strength: AboveZero, restart_period: Positive) -> optax.Gradi
     def update_fn(
         updates: PyTree, state: ProximalState, params: PyTree = None
     ) -> tuple[PyTree, ProximalState]:
-        if params is None:
-            raise ValueError(
-                "`proximal_point` needs parameters: `tx.update(updates, state, params)`."
-            )
         begins = state.step % restart_period == 0
         center = jax.tree.map(lambda y, x: jnp.where(begins, x, y), state.center, params)
         total = jax.tree.map(
@@ -152,7 +148,8 @@ def scale_by_finished(
       A transformation for steps with :func:`window_gradients`, which passes its count as `weight`.
 
     Raises:
-      ValueError: In `update`, if `weight` is missing or is not a count.
+      TypeError: In `update`, if `weight` is missing.
+      ValueError: In `update`, if `weight` is not a count.
 
     Example:
       >>> import jaxcomm, optax
@@ -170,20 +167,12 @@ def scale_by_finished(
         state: FinishedState,
         params: PyTree = None,
         *,
-        weight: jax.Array | None = None,
+        weight: jax.Array,
         **extra_args: Any,
     ) -> tuple[PyTree, FinishedState]:
         del params, extra_args
-        if weight is None:
-            raise ValueError(
-                "`scale_by_finished` needs the number of finished mini-batches: use "
-                "`make_step(..., gradients=window_gradients)`, or pass `weight`."
-            )
         if jnp.asarray(weight).dtype == bool:
-            raise ValueError(
-                "`scale_by_finished` counts mini-batches, and these weights are bools that count "
-                'workers: use `window_gradients` without `average_over="workers"`.'
-            )
+            raise ValueError('`weight` counts workers: leave out `average_over="workers"`.')
         local = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
         done = lax.psum(local, axis_name).astype(jnp.int32)
         rate = jnp.asarray(schedule(state.finished))

@@ -118,20 +118,12 @@ class RealTimeWindow:
         require_axes(mesh, axis_name)
         names = _axis.names(axis_name)
         if set(names) != set(mesh.axis_names):
-            raise ValueError(
-                f"`mesh` has the axes {mesh.axis_names}, and each of its devices must be a worker: "
-                f"`axis_name`={axis_name!r} must name all axes."
-            )
-        if not seconds > 0:
-            raise ValueError(f"`seconds` must be positive, got {seconds!r}.")
+            raise ValueError(f"`axis_name`={axis_name!r} must name all axes, {mesh.axis_names}.")
         me = jax.process_index()
         self._devices = [d for d in mesh.devices.flat if d.process_index == me]
         self._numbers = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
         if straggler is None and len(self._devices) != 1:
-            raise ValueError(
-                f"This process has {len(self._devices)} devices of the mesh, which would wait for "
-                "each other: start one process per device, or pass a `straggler` to simulate times."
-            )
+            raise ValueError("Start one process per device, or pass a simulated `straggler`.")
         self._seconds, self._minibatches = seconds, minibatches
         self._step, self._sharding = step, NamedSharding(mesh, PartitionSpec(names))
         self._workers = mesh.size
@@ -177,11 +169,6 @@ class RealTimeWindow:
           opt_state: The optimizer state, as for `step`.
           queues: For each worker of this process, an infinite iterator of its mini-batches.
         """
-        if len(queues) != len(self._devices):
-            raise ValueError(
-                f"`queues` must be one iterator for each of the {len(self._devices)} workers of "
-                f"this process, got {len(queues)}."
-            )
         local_params = [self._local(params, device) for device in self._devices]
         if self._simulated is not None:
             window, clock = self._simulated.close(self._simulated.start)
@@ -190,7 +177,7 @@ class RealTimeWindow:
             sums = [self._sum(*each) for each in zip(local_params, queues, counts, strict=True)]
             seconds = float(window.seconds)
         else:
-            sums = [self._sum_until_deadline(local_params[0], queues[0])]
+            sums = [self._sum_until_deadline(*local_params, *queues)]
             seconds = time.perf_counter() - self._began
         finished = np.asarray([int(each.finished) for each in sums], np.int32)
         arrived = time.perf_counter()
@@ -265,10 +252,7 @@ class RealTimeWindow:
         took = time.perf_counter() - began
         fastest = float(self._min_over_workers(self._stack([jnp.float32(took)])))
         if fastest > self._seconds:
-            raise ValueError(
-                f"A deadline of {self._seconds:g} seconds is shorter than one mini-batch, which "
-                f"takes the fastest worker {fastest:.3g}: no worker would ever finish one."
-            )
+            raise ValueError(f"No mini-batch ends within a deadline of {self._seconds:g} seconds.")
         self._recent.append(took)
         self._compiled, self._began = True, time.perf_counter()
         return total

@@ -175,9 +175,7 @@ def run_time(
     if not 1 <= waits_for <= workers:
         raise ValueError(f"`waits_for` must be 1 to {workers}, got {waits_for!r}.")
     if straggler.order_statistic is None:
-        raise ValueError(
-            "No closed form is known for this straggler: simulate it with `windows_run_time`."
-        )
+        raise ValueError("This straggler has no closed form: use `windows_run_time`.")
     seconds = straggler.order_statistic(workers, waits_for) + communication_seconds
     return RunTime(seconds, waits_for / seconds)
 

@@ -2,9 +2,8 @@
 
 import math
 import pathlib
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +35,33 @@ class Straggler(NamedTuple):
     period: int | None = None
 
 
-def _require_all(times: np.ndarray, workers: int) -> None:
-    if len(times) != workers:
-        raise ValueError(
-            f"The straggler has times of {len(times)} workers, but there are {workers} workers."
-        )
+def seconds_of(seconds: float | Callable[[Any], jax.Array], given: Any) -> jax.Array:
+    """The seconds, which may be a function of something."""
+    return seconds(given) if callable(seconds) else jnp.float32(seconds)
+
+
+def _in_turn(times: np.ndarray) -> Straggler:
+    """The rows of `times`, float64[steps, workers], one after the other."""
+    narrow = times.astype(np.float32)
+
+    def of(workers: int) -> np.ndarray:
+        if times.shape[1] != workers:
+            raise ValueError(f"There are times of {times.shape[1]} workers, for {workers} workers.")
+        return times
+
+    def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        del key
+        of(shape[0])
+        row = jnp.asarray(narrow)[step % len(narrow)] if len(narrow) > 1 else jnp.asarray(narrow[0])
+        return jnp.broadcast_to(row[:, None], shape)
+
+    def means(workers: int) -> np.ndarray:
+        return cast(np.ndarray, of(workers).mean(axis=0))
+
+    def order_statistic(workers: int, k: int) -> float:
+        return float(np.sort(of(workers), axis=1)[:, k - 1].mean())
+
+    return Straggler(draw, means, order_statistic, float(times.min()), period=len(times))
 
 
 def deterministic(seconds: Sequence[float]) -> Straggler:
@@ -64,20 +85,7 @@ def deterministic(seconds: Sequence[float]) -> Straggler:
     times = np.asarray(seconds, np.float64)
     if times.ndim != 1 or not np.all((times > 0) & (times < np.inf)):
         raise ValueError(f"`seconds` must be a positive number per worker, got {seconds!r}.")
-
-    def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
-        del key, step
-        _require_all(times, shape[0])
-        return jnp.broadcast_to(jnp.asarray(times, jnp.float32)[:, None], shape)
-
-    def means(workers: int) -> np.ndarray:
-        _require_all(times, workers)
-        return times
-
-    def order_statistic(workers: int, k: int) -> float:
-        return float(np.sort(means(workers))[k - 1])
-
-    return Straggler(draw, means, order_statistic, float(times.min()), period=1)
+    return _in_turn(times[None])
 
 
 @checked
@@ -221,39 +229,12 @@ def recorded_times(file: str | pathlib.Path) -> Straggler:
       >>> print(recorded_times(file).means(2))
       [1. 4.]
     """
-    try:
-        with open(file, "rb") as opened:
-            raw = opened.read(MAX_TRACE_BYTES + 1)
-        if len(raw) > MAX_TRACE_BYTES:
-            raise ValueError(f"it has more than {MAX_TRACE_BYTES} bytes")
-        lines = raw.decode().splitlines()
-        with warnings.catch_warnings(action="ignore"):  # An empty file raises the error below.
-            times = np.loadtxt(lines, delimiter=",", ndmin=2)
-    except ValueError as error:
-        raise ValueError(f"{file} is not a table of comma-separated numbers: {error}.") from error
-    if not times.size:
-        raise ValueError(f"{file} is empty: it must hold seconds, one column per worker.")
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        narrow = times.astype(np.float32)
-    if (wrong := ~((narrow >= np.finfo(np.float32).tiny) & (narrow < np.inf))).any():
-        step, worker = np.argwhere(wrong)[0]
-        raise ValueError(
-            f"{file} must hold positive, finite seconds in the range of float32, one column per "
-            f"worker, got {times[step, worker]} in step {step + 1} of worker {worker}."
-        )
-
-    def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
-        del key
-        _require_all(times.T, shape[0])
-        row = jnp.asarray(narrow)[step % len(narrow)]
-        return jnp.broadcast_to(row[:, None], shape)
-
-    def means(workers: int) -> np.ndarray:
-        _require_all(times.T, workers)
-        return times.mean(axis=0)
-
-    def order_statistic(workers: int, k: int) -> float:
-        _require_all(times.T, workers)
-        return float(np.sort(times, axis=1)[:, k - 1].mean())
-
-    return Straggler(draw, means, order_statistic, float(times.min()), period=len(times))
+    with open(file, "rb") as opened:
+        raw = opened.read(MAX_TRACE_BYTES + 1)
+    if len(raw) > MAX_TRACE_BYTES:
+        raise ValueError(f"{file} has more than {MAX_TRACE_BYTES} bytes.")
+    times = np.loadtxt(raw.decode().splitlines(), delimiter=",", ndmin=2)
+    limits = np.finfo(np.float32)
+    if not np.all((times >= limits.tiny) & (times <= limits.max)):
+        raise ValueError(f"{file} must hold positive seconds in the range of float32.")
+    return _in_turn(times)

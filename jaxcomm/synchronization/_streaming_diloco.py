@@ -100,10 +100,6 @@ class Streaming(NamedTuple):
 def _split_evenly(params: PyTree, fragments: int) -> list[int]:
     """The fragment of each leaf: consecutive leaves, as equal in size as the order allows."""
     sizes = [x.size for x in jax.tree.leaves(params)]
-    if fragments > len(sizes):
-        raise ValueError(
-            f"`fragments`={fragments} is more than the {len(sizes)} leaves of the parameters."
-        )
     assigned: list[int] = []
     before, total = 0, max(sum(sizes), 1)
     for number, size in enumerate(sizes):
@@ -125,10 +121,7 @@ def parts_of(tree: PyTree, params: PyTree, fragments: int, split: Split | None) 
     numbers = split(params) if split else _split_evenly(params, fragments)
     leaves, treedef = jax.tree.flatten(tree)
     if len(numbers) != len(leaves) or set(numbers) != set(range(fragments)):
-        raise ValueError(
-            f"`split` must give each of the {len(leaves)} leaves a fragment from 0 to "
-            f"{fragments - 1}, and each fragment a leaf, got {numbers!r}."
-        )
+        raise ValueError(f"Each leaf needs a fragment of {fragments}, and each fragment a leaf.")
 
     def part(fragment: int) -> Fragment:
         own = [
@@ -227,12 +220,8 @@ def streaming_diloco(
       fragments are strided layers; here, `split` defines them.
     """
     if fragments > period or overlap >= period:
-        raise ValueError(
-            f"`fragments` must be at most `period`={period}, and `overlap` less, got "
-            f"{fragments} and {overlap}."
-        )
+        raise ValueError(f"`fragments` must be at most `period`={period}, and `overlap` less.")
     combine = aggregator_of(aggregator, axis_name)
-    outer_tx = optax.with_extra_args_support(outer)
     schedule = Schedule(period, fragments, overlap)
 
     def fragments_of(tree: PyTree, params: PyTree) -> list[Fragment]:
@@ -268,7 +257,7 @@ def streaming_diloco(
     ) -> Averaging:
         before = fragment._replace(unsent=jax.tree.map(jnp.add, fragment.unsent, done))
         how = How(participates, weighted, axis_name, extra_args)
-        return averaging_round(combine, outer_tx, before, displacements, how)[0]
+        return averaging_round(combine, outer, before, displacements, how)[0]
 
     def mixed(params: PyTree, anchor: PyTree) -> PyTree:
         return jax.tree.map(
@@ -281,7 +270,7 @@ def streaming_diloco(
             Averaging(
                 anchor=(anchor := first_anchor(part, axis_name)),
                 aggregator=combine.init(wide(part)),
-                outer=outer_tx.init(anchor),
+                outer=outer.init(anchor),
                 unsent=no_steps(params, axis_name),
                 succeeded=jnp.zeros((), bool),
                 counts=initial_diagnostics(),

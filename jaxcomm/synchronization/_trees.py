@@ -24,6 +24,11 @@ def narrow(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
+def empty(tree: PyTree) -> PyTree:
+    """Leaves [0] of the same dtypes, which remember them in a state."""
+    return jax.tree.map(lambda x: jnp.zeros(0, x.dtype), tree)
+
+
 def row(tree: PyTree, worker: Index) -> PyTree:
     """The values of one worker."""
     return row_before(tree, worker, ())[0]

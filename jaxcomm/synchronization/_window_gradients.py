@@ -1,6 +1,6 @@
 """Gradients of the mini-batches of a window, and the `gradients=` of a step for windows."""
 
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value, same_model_state
 from jaxcomm._mesh import zeros_as
+from jaxcomm._require import require_option
 from jaxcomm.metrics._reduced import added, apart, divided, none_yet, require_stated, together
 from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.synchronization._windows import require_stale_params
@@ -26,16 +27,6 @@ class GradientSums(NamedTuple):
     loss: jax.Array  # float32[], the sum of their losses
     aux: PyTree = None  # float32, the sums of the metrics of the loss; others as they state
     model_state: PyTree = None  # the model state after the last mini-batch, not a sum
-
-
-def _length(microbatches: PyTree) -> int:
-    lengths = {x.shape[0] for x in jax.tree.leaves(microbatches) if x.ndim}
-    if len(lengths) != 1 or any(x.ndim == 0 for x in jax.tree.leaves(microbatches)):
-        raise ValueError(
-            "`microbatches` must be leaves `[mini-batches, ...]` of equal leading sizes, got "
-            f"{[x.shape for x in jax.tree.leaves(microbatches)]}."
-        )
-    return lengths.pop()
 
 
 @names_itself
@@ -95,7 +86,7 @@ def microbatch_gradients(
       of all mini-batches of a window at its first parameters is a reconstruction.
     """
     require_stale_params(finished, stale_params)
-    most = _length(microbatches)
+    (most,) = {x.shape[0] for x in jax.tree.leaves(microbatches)}
     count = jnp.clip(jnp.asarray(finished, jnp.int32), 0, most)
     has_model_state = model_state is not None
     has_parts = has_aux or has_model_state
@@ -142,13 +133,9 @@ def _own_row(tree: PyTree, option: str, axis_name: AxisName) -> PyTree:
     Raises:
       ValueError: If there are several rows: taking the first of them would be wrong.
     """
-    for x in jax.tree.leaves(tree):
-        if not x.ndim or x.shape[0] != 1:
-            workers = _axis.size(axis_name)
-            got = f"{x.shape[0] * workers} rows" if x.ndim else "no worker axis"
-            raise ValueError(
-                f"`{option}` must have one row per worker, [{workers}, ...] in total, got {got}."
-            )
+    if any(x.shape[:1] != (1,) for x in jax.tree.leaves(tree)):
+        workers = _axis.size(axis_name)
+        raise ValueError(f"`{option}` must have one row per worker, [{workers}, ...] in total.")
     return jax.tree.map(lambda x: x[0], tree)
 
 
@@ -156,10 +143,7 @@ def mean_of(
     done: GradientSums, params: PyTree, average_over: AverageOver = "minibatches"
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """`(mean value, mean gradient in the parameters' dtypes, weight)`; zeros for no mini-batch."""
-    if average_over not in get_args(AverageOver):
-        raise ValueError(
-            f"`average_over` must be one of {get_args(AverageOver)}, got {average_over!r}."
-        )
+    require_option(average_over, "average_over", AverageOver)
     count: Any = jnp.maximum(done.finished, 1).astype(jnp.float32)
     gradient = jax.tree.map(lambda x: x / count.astype(x.dtype), done.gradients)
     loss, aux = divided((done.loss, done.aux), count)
@@ -249,11 +233,6 @@ def window_gradients(
         return value
 
     microbatches, finished, *late = batch
-    if finished.ndim > 1:
-        raise ValueError(
-            f"`finished` must have one count per worker, [workers] in total, got {finished.shape} "
-            "on this worker."
-        )
     stale_params = _own_row(late[0], "stale_params", axis_name) if late else None
     done = microbatch_gradients(
         stated_loss,

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AboveZero, Positive, checked
+from jaxcomm.synchronization._trees import chosen
 
 InFlight = Literal["abort", "finish_late"]
 
@@ -84,9 +85,7 @@ def k_sync(workers: Positive) -> Trigger:
 
     def ends(done: jax.Array) -> jax.Array:
         if workers > len(done):
-            raise ValueError(
-                f"`k_sync` waits for {workers} workers, but the window has only {len(done)}."
-            )
+            raise ValueError(f"`k_sync` waits for {workers} workers, but there are {len(done)}.")
         return jnp.sort(done[:, -1])[workers - 1]
 
     return Trigger(ends)
@@ -177,11 +176,7 @@ def require_stale_params(finished: jax.Array | int, stale_params: PyTree) -> Non
     """Raises if a first mini-batch may be late and the parameters at its start are missing."""
     is_unsigned = jnp.issubdtype(jnp.asarray(finished).dtype, jnp.unsignedinteger)
     if stale_params is None and is_unsigned:
-        raise ValueError(
-            "`finished` is unsigned, so its windows have `in_flight`='finish_late'. Their first "
-            "mini-batch may have begun at older parameters: pass those of `stale_params` as the "
-            "third part of the batch, or make the windows with `in_flight`='abort'."
-        )
+        raise ValueError("Late mini-batches need `stale_params` as the third part of the batch.")
 
 
 def close_window(
@@ -211,8 +206,7 @@ def close_window(
       The window, and the queue after it.
 
     Raises:
-      ValueError: If `in_flight` has another value, or `times` and the queue differ in their number
-        of workers.
+      ValueError: If `times` and the queue differ in their number of workers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -228,11 +222,6 @@ def close_window(
       <https://arxiv.org/abs/2211.00889>`_, 2022. The full paper was not available: `in_flight` and
       the triggers other than :func:`fastest_worker` are a reconstruction.
     """
-    if times.ndim != 2 or len(times) != len(queue.position):
-        raise ValueError(
-            f"`times` must be [workers, mini-batches] for {len(queue.position)} workers, got shape "
-            f"{times.shape}."
-        )
     first = jnp.where(queue.remaining_seconds > 0, queue.remaining_seconds, times[:, 0])
     # A tree sum has as few roundings as the tree is deep.
     done = lax.associative_scan(jnp.add, times.at[:, 0].set(first), axis=1)
@@ -296,11 +285,5 @@ def stale_params(
     """
     in_flight = queue.remaining_seconds > 0
     from_earlier_window = in_flight & window.stale & (window.finished == 0)
-
-    def choose(z: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        def expand(mask: jax.Array) -> jax.Array:
-            return mask.reshape(-1, *[1] * (x.ndim - 1))
-
-        return jnp.where(expand(from_earlier_window), z, jnp.where(expand(in_flight), x, y))
-
-    return jax.tree.map(choose, previous, before, after)
+    of_each = jax.vmap(chosen)
+    return of_each(from_earlier_window, previous, of_each(in_flight, before, after))

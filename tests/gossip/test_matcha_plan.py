@@ -75,14 +75,9 @@ def test_one_worker_and_two() -> None:
     "graph,budget,message",
     [
         (gossip.exponential(4), 0.5, "`graph` is directed"),
-        (
-            [[(0, 1), (1, 2)]],
-            0.5,
-            r"Matching 0 has more than one edge at the workers \[1\]",
-        ),
-        ([[(0, 1)], [(1, 0)]], 0.5, "but an edge is in more than one of them"),
+        ([[(0, 1), (1, 2)]], 0.5, "Matching 0 has more than one edge at a worker"),
         ([[(0, 1)], [(2, 3)]], 0.5, "not connected"),
-        ([[(0, 2)]], 0.5, "nodes of `graph` must be the workers"),
+        ([[(0, 2)]], 0.5, "the workers 0 to n - 1 as nodes"),
         (nx.Graph([(0, 1), (2, 3)]), 0.5, "not connected"),
     ],
 )

@@ -28,16 +28,14 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.dpsgd(np.array([[0.5, 0.2], [0.5, 0.8]])), "needs symmetric weights"),
         (lambda: gossip.d2(np.array([[0.5, 0.2], [0.5, 0.8]])), "needs symmetric weights"),
         (lambda: gossip.ad_psgd(gossip.exponential(8)), "`graph` is directed"),
-        (lambda: gossip.dpsgd(np.eye(3)[:2]), "must be square"),
         (lambda: gossip.dpsgd(2 * np.eye(3)), "columns of a mixing matrix must add to 1"),
         (lambda: gossip.dpsgd(3), "A mixing must be a networkx graph"),
-        (lambda: gossip.dpsgd([]), "must be square|A mixing must be"),
-        (
-            lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]),
-            "must have the same number of workers",
-        ),
+        (lambda: gossip.dpsgd([gossip.ring(3), gossip.ring(4)]), "must have the same shape"),
         (lambda: gossip.dpsgd(APART), "is not connected"),
-        (lambda: gossip.dpsgd(nx.relabel_nodes(gossip.ring(3), {0: 7})), "workers 0 to n - 1"),
+        (
+            lambda: gossip.dpsgd(nx.relabel_nodes(gossip.ring(3), {0: 7})),
+            "workers 0 to n - 1 as nodes",
+        ),
         (lambda: gossip.matcha(gossip.ring(8)), "must be a plan of `gossip.matcha_plan`"),
         (lambda: gossip.d2(gossip.to_mixing(gossip.ring(8), "uniform")), "use `gossip.lazy_mixing"),
         (lambda: gossip.d2(PLAN), "the same in all steps"),
@@ -49,14 +47,10 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
         (lambda: gossip.noloco(gossip.exponential(8)), "is directed"),
-        (lambda: gossip.periodic_averaging(3), "Use `gossip.periodic_averaging"),
         (lambda: gossip.periodic_averaging(3, optax.sgd(0.1)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, optax.chain(DPSGD)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, gossip.ring(4)), "`gossip` must be an optax"),
-        (
-            lambda: gossip.one_peer_exponential(6, directed=False),
-            r"in one bit. It needs 2\*\*k workers",
-        ),
+        (lambda: gossip.one_peer_exponential(6, directed=False), r"needs 2\*\*k workers"),
         (
             lambda: jaxcomm.consensus(jnp.ones(3)),
             "parameters that differ by worker, from `jaxcomm.replicate`",
@@ -81,7 +75,7 @@ def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, and `axis_name`='data' has 4"),
+        (gossip.dpsgd(gossip.ring(3)), "The graph has 3 nodes, for 4 workers"),
         (gossip.choco_sgd(gossip.ring(4), SUPPORT, step_size=0.5), "support shared by all workers"),
         (gossip.choco_sgd(gossip.ring(4), error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(gossip.ring(4), compression.quantizers.dither(levels=1, norm="l2"),

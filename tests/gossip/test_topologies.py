@@ -50,16 +50,10 @@ def test_directed_exponential_graphs_reach_all(workers: int) -> None:
 @pytest.mark.parametrize(
     "graph,message",
     [
-        (nx.Graph([("a", "b")]), "nodes of `graph` must be the workers 0 to n - 1"),
-        (nx.Graph([(1, 2)]), "nodes of `graph` must be the workers 0 to n - 1"),
-        (
-            nx.Graph([(0, 1), (2, 3)]),
-            r"not connected: no path in both directions joins worker 0 and the workers \[2, 3\]",
-        ),
+        (nx.Graph([("a", "b")]), "must have the workers 0 to n - 1 as nodes"),
+        (nx.Graph([(1, 2)]), "must have the workers 0 to n - 1 as nodes"),
+        (nx.Graph([(0, 1), (2, 3)]), "not connected"),
         (nx.DiGraph([(0, 1), (1, 2)]), "not connected"),
-        (nx.MultiGraph([(0, 1)]), "must be a networkx Graph or DiGraph"),
-        ([[0, 1]], "must be a networkx Graph or DiGraph"),
-        (nx.Graph(), "nodes of `graph` must be the workers"),
     ],
 )
 def test_impossible_graphs(graph, message: str) -> None:

@@ -46,7 +46,7 @@ def test_of_8_where_there_are_4(case: GossipCase, make: Any, laid_out: Any) -> N
 @ways
 @rows
 def test_a_graph_of_8_where_there_are_4(case: GossipCase, make: Any, laid_out: Any) -> None:
-    message = "The graph has 8 nodes, and `axis_name`='data' has 4 workers"
+    message = "The graph has 8 nodes, for 4 workers"
     with pytest.raises(ValueError, match=message):
         jaxcomm.init(case.make(8), replicas(4), laid_out(4))
     state = initial(case.make(4), start(4))

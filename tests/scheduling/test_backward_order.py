@@ -73,9 +73,9 @@ def test_seconds_follow_operations() -> None:
     np.testing.assert_allclose(np.array(times.backward) / 2, products / products.sum(), atol=0.02)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_seconds_must_be_positive(seconds: float) -> None:
-    with pytest.raises(ValueError, match="`backward_seconds` must be"):
+    with pytest.raises(ValueError, match="`backward` must have a finite number"):
         scheduling.estimated_times(
             chain_loss,
             chain_params(),
@@ -130,9 +130,3 @@ def test_ratios_of_a_sparsified_plan() -> None:
         changed = np.mean(np.asarray(after[name]) != np.asarray(params[name]))
         assert changed <= ratio + 1e-9
         assert changed >= ratio * 0.9
-
-
-def test_the_wrong_number_of_aggregators() -> None:
-    tx = scheduling.wait_free([jaxcomm.mean(), jaxcomm.mean()])
-    with pytest.raises(ValueError, match="2 aggregators, but the parameters have 1"):
-        jaxcomm.init(tx, chain_params(), 4)

@@ -35,5 +35,5 @@ def test_the_default_bucket_is_that_of_ddp() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), "1", True])
 def test_wrong_buckets(wrong: float) -> None:
-    with pytest.raises(ValueError, match="`bucket_bytes` must be a finite number above 0, got"):
+    with pytest.raises(ValueError, match="`bucket_bytes` must be a Python float above 0, got"):
         bucket_plan(LayerTimes([1], [1]), bucket_bytes=wrong)

@@ -74,7 +74,7 @@ def test_a_large_latency_cuts_nothing() -> None:
 @pytest.mark.parametrize("wrong", [0, -3.0, math.inf, math.nan, "1"])
 def test_wrong_parts(wrong: float) -> None:
     times = LayerTimes([1], [1])
-    with pytest.raises(ValueError, match="`part_bytes` must be a finite number above 0"):
+    with pytest.raises(ValueError, match="`part_bytes` must be a Python float above 0"):
         priority_plan(times, AlphaBeta(0, 1), part_bytes=wrong)
 
 

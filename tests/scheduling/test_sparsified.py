@@ -91,5 +91,5 @@ def test_without_compression_or_on_a_free_link_all_is_sent() -> None:
 @pytest.mark.parametrize("option", ["max_compression", "expansion"])
 @pytest.mark.parametrize("wrong", [0.5, 0, math.inf, math.nan, None])
 def test_wrong_options(option: str, wrong: float) -> None:
-    with pytest.raises(ValueError, match=f"`{option}` must be a finite number of at least 1, got"):
+    with pytest.raises(ValueError, match=f"`{option}` must be a Python float of at least 1, got"):
         sparsified_plan(LayerTimes([1], [1]), AlphaBeta(0, 1), **{option: wrong})  # type: ignore[arg-type]

@@ -153,11 +153,7 @@ def test_mistakes() -> None:
         step = jaxcomm.simulate(loss, tx, N, gradients=given)
         step(jnp.zeros(SIZE), state, (DATA[0], FINISHED[0]))
 
-    with pytest.raises(
-        ValueError, match=r"`average_over` must be one of \('minibatches', 'workers'\)"
-    ):
+    with pytest.raises(ValueError, match="`average_over` must be one of"):
         take("batches")
-    with pytest.raises(
-        ValueError, match="counts mini-batches, and these weights are bools that count workers"
-    ):
+    with pytest.raises(ValueError, match="counts workers"):
         take("workers")

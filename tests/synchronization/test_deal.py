@@ -224,5 +224,5 @@ def test_mistakes() -> None:
     deal = new_deal(KEY, 5, 2)
     with pytest.raises(ValueError, match="`examples` must be at least `workers`=6, got 5"):
         redeal(deal, 6)
-    with pytest.raises(ValueError, match=r"`counts` must have one number per worker, \[2\], got"):
+    with pytest.raises(ValueError, match=r"`counts` must be int32\[2\], got"):
         take_examples(deal, jnp.zeros(3, jnp.int32))

@@ -1,12 +1,9 @@
 """Batches that grow, and the proximal point of their restarts."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import jaxcomm
 from jaxcomm.synchronization import growing_batch, proximal_point, window_gradients
@@ -42,19 +39,3 @@ def test_stages_of_growing_batches_by_hand() -> None:
         used = DATA[t].reshape(N, M, 3)[:, :count].astype(np.float64)
         x = x - 0.2 * ((x - used.mean(axis=(0, 1))) + 0.5 * (x - center))
         np.testing.assert_allclose(params, x, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: _without_params(), "needs parameters"),
-    ],
-)
-def test_mistakes(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def _without_params() -> None:
-    tx = proximal_point(0.1, 3)
-    tx.update(jnp.ones(2), tx.init(jnp.ones(2)))

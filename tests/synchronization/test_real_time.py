@@ -141,17 +141,16 @@ def test_none_that_was_taken_is_lost(wall: Wall) -> None:
 
 
 def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
-    with pytest.raises(ValueError, match="shorter than one mini-batch, which takes the fastest"):
+    with pytest.raises(ValueError, match="No mini-batch ends within"):
         run(make(ONE, 1, seconds=1e-7), iter(DATA[0]), 1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seconds": 0.0}, "`seconds` must be positive"),
         ({"seconds": 1.0, "axis_name": "model"}, r"names \['model'\]"),
-        ({"seconds": 1.0}, "This process has 4 devices of the mesh"),
-        ({"seconds": 0.5, "straggler": deterministic([1.0] * N)}, "A deadline of 0.5 seconds"),
+        ({"seconds": 1.0}, "Start one process per device"),
+        ({"seconds": 0.5, "straggler": deterministic([1.0] * N)}, "a deadline of 0.5 s"),
         ({"seconds": 1.0, "straggler": deterministic([1.0])}, "times of 1 workers"),
         ({"seconds": 1.0, "straggler": deterministic([1.0, 1.0, 2.0, 1.0])}, "starves the workers"),
     ],
@@ -159,10 +158,3 @@ def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
 def test_mistakes(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(ONE, N, **options)
-
-
-def test_a_queue_for_each_worker() -> None:
-    window = make(ONE, N, seconds=3.0, straggler=deterministic([1.0] * N))
-    state = jaxcomm.init(ONE, jnp.zeros(3), mesh_of(N))
-    with pytest.raises(ValueError, match="one iterator for each of the 4 workers"):
-        window(jnp.zeros(3), state, [iter(DATA[0])])

@@ -86,7 +86,7 @@ def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
     ("make", "message"),
     [
         (lambda: deterministic([1.0, 0.0]), "`seconds` must be a positive number per worker"),
-        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, but there are 3 workers"),
+        (lambda: MODELS["deterministic"].means(3), "times of 8 workers, for 3 workers"),
         (lambda: run_time(shifted_exponential(1.0), 4, 5), "`waits_for` must be 1 to 4"),
     ],
 )
@@ -98,12 +98,9 @@ def test_mistakes(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1,-2\n", "must hold positive, finite seconds"),
-        ("1,2\n3,1e39\n", r"got 1e\S+ in step 2 of worker 1"),
-        ("1e-50,2\n", "got 1e-50 in step 1 of worker 0"),
-        ("", "is empty: it must hold seconds"),
-        ("1,2\n3\n", "is not a table of comma-separated numbers"),
-        ("a,b\n", "is not a table of comma-separated numbers"),
+        ("1,-2\n", "must hold positive seconds"),
+        ("1,2\n3,1e39\n", "in the range of float32"),
+        ("1e-50,2\n", "in the range of float32"),
     ],
 )
 def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -> None:
@@ -116,5 +113,5 @@ def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -
 def test_a_trace_of_other_workers(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n")
-    with pytest.raises(ValueError, match="times of 2 workers, but there are 3 workers"):
+    with pytest.raises(ValueError, match="times of 2 workers, for 3 workers"):
         recorded_times(file).sample(jax.random.key(0), jnp.uint32(0), (3, 1))

@@ -161,8 +161,8 @@ def _init(**options: Any) -> Any:
         (lambda: _make(axis_name=("data", "data")), "one axis or several distinct axes"),
         (lambda: _make(aggregator=0.7), "`aggregator` must be an optax transformation, got 0.7"),
         (lambda: _make(outer=0.7), "`outer` must be an optax transformation"),
-        (lambda: _init(fragments=3), "`fragments`=3 is more than the 2 leaves"),
-        (lambda: _init(split=lambda params: [0, 0]), "`split` must give each of the 2 leaves"),
+        (lambda: _init(fragments=3), "Each leaf needs a fragment of 3"),
+        (lambda: _init(split=lambda params: [0, 0]), "Each leaf needs a fragment of 2"),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:

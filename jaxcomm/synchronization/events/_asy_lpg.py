@@ -107,8 +107,8 @@ def asy_lpg(
       learning_rate: :math:`\eta`, above 0.
       steps: The stochastic gradients of an epoch, at least the number of workers.
       precision: :math:`\mu` in [0, 1). With 0, parameters are sent exactly.
-      bits: The widths for parameters, in increasing order, as for
-        :func:`jaxcomm.compression.quantizers.dither`, which rounds each leaf.
+      bits: The widths for parameters, as for :func:`jaxcomm.compression.quantizers.dither`, which
+        rounds each leaf.
       codec: :math:`Q_\alpha`, an unbiased codec without memory. By default `dither(bits=8)`.
       proximal: `(params, learning_rate) -> params`, the proximal operator of the regularizer
         :math:`h`. By default there is none.
@@ -138,8 +138,7 @@ def asy_lpg(
 
     Differs from the paper: each leaf has its own scale. The snapshot is the last iterate.
     """
-    if list(bits) != sorted(set(bits)):
-        raise ValueError(f"`bits` must be in increasing order, got {bits!r}.")
+    bits = sorted(bits)
     gradient_codec = dither(bits=8) if codec is None else codec
     if jax.tree.leaves(jax.eval_shape(gradient_codec.init, jnp.zeros(2))):
         raise ValueError("`codec` has memory, such as feedback: pass an unbiased codec without it.")
@@ -148,10 +147,7 @@ def asy_lpg(
 
     def init(params: PyTree, workers: int) -> LowPrecisionState:
         if steps < workers:
-            raise ValueError(
-                f"`steps`={steps} must be at least the number of workers, {workers}: each begins "
-                "one at the start of an epoch."
-            )
+            raise ValueError(f"`steps`={steps} must be at least the number of workers, {workers}.")
         x = wide(params)
         zero = jnp.zeros((), jnp.int32)
         return LowPrecisionState(

@@ -1,6 +1,5 @@
 """Decoupled DiLoCo: learners on their own clocks, and a server that merges what has arrived."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._trees import (
     chosen,
+    empty,
     minus,
     narrow,
     plus,
@@ -73,7 +73,7 @@ def decoupled_diloco(
       period: :math:`H`, the inner steps between two displacements of a learner.
       quorum: The least number of learners in a merge.
       grace: The seconds that the server waits for more, from the quorum on.
-      tokens: The tokens of one inner step of each learner. By default equal.
+      tokens: The tokens of one inner step of each learner, above 0. By default equal.
 
     Returns:
       A policy, for :func:`event_loop`. Its model is the anchor; a merge takes effect with the first
@@ -81,8 +81,8 @@ def decoupled_diloco(
 
     Raises:
       ValueError: If an optimizer is not an optax transformation, `period` or `quorum` is not a
-        positive int, `grace` is negative, or a number of `tokens` is not positive; when started, if
-        `quorum` is more than the number of workers, or `tokens` has another number.
+        positive int, or `grace` is negative; when started, if `quorum` is more than the number of
+        workers, or `tokens` has another number.
 
     Example:
       >>> import optax
@@ -97,22 +97,17 @@ def decoupled_diloco(
     Differs from the paper: the parameters are one fragment, and the grace window has a fixed
     length. How a learner receives an anchor is a reconstruction: the full paper was not available.
     """
-    if tokens is not None and not all(0 < count < math.inf for count in tokens):
-        raise ValueError(f"`tokens` must be positive and finite, got {tokens!r}.")
-    outer_tx = optax.with_extra_args_support(outer)
 
     def init(params: PyTree, workers: int) -> DecoupledState:
         if quorum > workers:
             raise ValueError(f"`quorum`={quorum} is more than the number of workers, {workers}.")
         if tokens is not None and len(tokens) != workers:
-            raise ValueError(
-                f"`tokens` must have one number per worker, {workers}, got {len(tokens)}."
-            )
+            raise ValueError(f"`tokens` must have {workers} numbers, got {len(tokens)}.")
         anchor = wide(params)
         zero = jnp.zeros((), jnp.float32)
         return DecoupledState(
             anchor=anchor,
-            outer=outer_tx.init(anchor),
+            outer=outer.init(anchor),
             merges=jnp.zeros((), jnp.int32),
             total=jax.tree.map(jnp.zeros_like, anchor),
             weight=zero,
@@ -122,13 +117,13 @@ def decoupled_diloco(
             base=rows_of(anchor, workers),
             inner=rows_of(inner.init(params), workers),
             aligned=jnp.zeros(workers, jnp.int32),
-            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+            dtypes=empty(params),
         )
 
     def merged_if(due: jax.Array, state: DecoupledState) -> DecoupledState:
         """The state after a merge, if it is due; the fields of the learners do not change."""
         mean = scaled(state.total, jnp.where(due, 1 / state.weight, 0))
-        anchor, outer_state = outer_step(outer_tx, mean, state.outer, state.anchor)
+        anchor, outer_state = outer_step(outer, mean, state.outer, state.anchor)
         return state._replace(
             anchor=chosen(due, anchor, state.anchor),
             outer=chosen(due, outer_state, state.outer),

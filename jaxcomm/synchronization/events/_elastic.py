@@ -3,13 +3,22 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AboveZero, AtLeastZero, BelowOne, Positive, checked
-from jaxcomm.synchronization._trees import minus, narrow, plus, row, rows_of, scaled, wide, with_row
+from jaxcomm.synchronization._trees import (
+    empty,
+    minus,
+    narrow,
+    plus,
+    row,
+    rows_of,
+    scaled,
+    wide,
+    with_row,
+)
 from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
 
 
@@ -116,16 +125,13 @@ def _elastic(
 
     def init(params: PyTree, workers: int) -> ElasticState:
         if workers * elasticity > 1 + 1e-9:
-            raise ValueError(
-                f"`elasticity`={elasticity:g} with {workers} workers: n alpha must be at most 1, "
-                f"so that the center stays a mean; use at most {1 / workers:g}."
-            )
+            raise ValueError(f"`elasticity`={elasticity:g} must be at most {1 / workers:g}, 1 / n.")
         center = wide(params)
         return ElasticState(
             center=center,
             params=rows_of(center, workers),
             optimizer=rows_of(tx.init(params), workers),
-            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+            dtypes=empty(params),
         )
 
     def point(state: ElasticState, event: Event) -> PyTree:

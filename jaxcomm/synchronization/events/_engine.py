@@ -10,7 +10,8 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Codec, Coins, Context, PyTree
 from jaxcomm._require import AtLeastZero, Positive, checked
-from jaxcomm.synchronization._stragglers import Straggler
+from jaxcomm.synchronization._stragglers import Straggler, seconds_of
+from jaxcomm.synchronization._trees import chosen, with_row
 
 
 class Event(NamedTuple):
@@ -165,11 +166,6 @@ class Seconds(NamedTuple):
     low: jax.Array  # float32
 
 
-def no_seconds(shape: tuple[int, ...]) -> Seconds:
-    """The time 0."""
-    return Seconds(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
-
-
 def later(time: Seconds, seconds: jax.Array) -> Seconds:
     r"""The time :math:`t + s`, rounded to about 48 bits.
 
@@ -319,7 +315,7 @@ def event_loop(
     def start(params: PyTree) -> Progress:
         state = policy.init(jax.tree.map(jnp.asarray, params), workers)
         none, zero = jnp.zeros(workers, jnp.int32), jnp.zeros((), jnp.int32)
-        seconds, times = draw(zero), no_seconds((workers,))
+        seconds, times = draw(zero), Seconds(*[jnp.zeros(workers, jnp.float32) for _ in range(2)])
         begins = policy.begins(state, jnp.ones(workers, bool))
         return Progress(
             policy=state,
@@ -337,7 +333,7 @@ def event_loop(
         worker = first(progress.due, ~progress.idle)
         # A policy in which all workers wait for each other is seen.
         stuck = jnp.all(progress.idle)
-        now = Seconds(*(jnp.where(stuck, jnp.nan, x[worker]) for x in progress.due))
+        now = jax.tree.map(lambda x: jnp.where(stuck, jnp.nan, x[worker]), progress.due)
         event = Event(
             worker=worker,
             number=progress.finished[worker],
@@ -348,15 +344,8 @@ def event_loop(
         )
         loss, result = compute(policy.point(progress.policy, event), event)
         state, messages = policy.finish(progress.policy, event, result)
-        travel = (
-            communication_seconds(messages)
-            if callable(communication_seconds)
-            else jnp.float32(communication_seconds)
-        )
-        reached = later(now, travel)
-        arrived = Seconds(
-            *(x.at[worker].set(y) for x, y in zip(progress.arrived, reached, strict=True))
-        )
+        travel = seconds_of(communication_seconds, messages)
+        arrived = with_row(progress.arrived, worker, later(now, travel))
         idle = progress.idle.at[worker].set(True)
         begins = policy.begins(state, idle)
         if policy.restarts:
@@ -365,13 +354,12 @@ def event_loop(
             begins = begins & idle
             again = draw(event.number + 1)[worker]
             next_seconds = progress.next_seconds.at[worker].set(again)
-        opening = last(arrived, idle)
-        due = later(Seconds(*(jnp.broadcast_to(x, (workers,)) for x in opening)), next_seconds)
+        due = later(last(arrived, idle), next_seconds)
         count = progress.events + 1
         return Progress(
             policy=state,
             events=count,
-            due=Seconds(*(jnp.where(begins, x, y) for x, y in zip(due, progress.due, strict=True))),
+            due=chosen(begins, due, progress.due),
             arrived=arrived,
             idle=idle & ~begins,
             finished=progress.finished.at[worker].add(1),

@@ -12,6 +12,7 @@ from jaxcomm._contract import Codec, PyTree
 from jaxcomm._require import Natural, checked
 from jaxcomm.synchronization._trees import (
     chosen,
+    empty,
     narrow,
     plus,
     row,
@@ -197,7 +198,7 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
             own=rows_of(rows_of(zeros, kept), workers),
             clocks=jnp.zeros(workers, jnp.int32),
             optimizer=rows_of(tx.init(params), workers),
-            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+            dtypes=empty(params),
         )
 
     def numbers(least: jax.Array, count: int) -> jax.Array:
@@ -264,9 +265,7 @@ class StepState(NamedTuple):
     total: PyTree  # the sum of the gradients that arrived in this step
     arrived: jax.Array  # int32[], their number
     step: jax.Array  # int32[]
-    next_step: (
-        jax.Array
-    )  # int32[workers], the step of the gradient that a worker computes, or waits for
+    next_step: jax.Array  # int32[workers], of the gradient that a worker computes, or waits for
     dropped: jax.Array  # int32[], the gradients of earlier steps that arrived
 
 
@@ -358,10 +357,7 @@ def backup_workers(
 
     def init(params: PyTree, workers: int) -> StepState:
         if backups >= workers:
-            raise ValueError(
-                f"`backups`={backups} must be less than the number of workers, {workers}: a step "
-                "takes the gradients of the others."
-            )
+            raise ValueError(f"`backups`={backups} must be less than {workers} workers.")
         zero = jnp.zeros((), jnp.int32)
         return StepState(
             params=params,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +11,12 @@ import numpy as np
 import optax
 
 from jaxcomm._contract import PyTree
-from jaxcomm._require import require_transformation
+from jaxcomm._require import AboveZero, require_option, require_transformation
 from jaxcomm.gossip._extras import networkx
 from jaxcomm.gossip._neighbors import toward
 from jaxcomm.gossip._topologies import require_graph
 from jaxcomm.synchronization._trees import (
+    empty,
     minus,
     narrow,
     plus,
@@ -41,7 +41,7 @@ class Neighbors(NamedTuple):
     degrees: np.ndarray  # int32[workers]
 
 
-def to_neighbors(graph: nx.Graph, method: str) -> Neighbors:
+def to_neighbors(graph: nx.Graph) -> Neighbors:
     """The table of an undirected, connected graph.
 
     Raises:
@@ -49,9 +49,7 @@ def to_neighbors(graph: nx.Graph, method: str) -> Neighbors:
     """
     workers = require_graph(graph)
     if graph.is_directed():
-        raise ValueError(
-            f"`graph` is directed, but `{method}` needs answers: use `graph.to_undirected()`."
-        )
+        raise ValueError("`graph` is directed: use `graph.to_undirected()`.")
     own = [sorted(set(graph[worker]) - {worker}) for worker in range(workers)]
     degrees = np.array([len(others) for others in own], np.int32)
     table = np.tile(np.arange(workers, dtype=np.int32)[:, None], (1, max(int(degrees.max()), 1)))
@@ -64,9 +62,7 @@ def to_neighbors(graph: nx.Graph, method: str) -> Neighbors:
 def require_size(neighbors: Neighbors, workers: int) -> None:
     """Raises unless the graph has this number of workers."""
     if len(neighbors.table) != workers:
-        raise ValueError(
-            f"`graph` has {len(neighbors.table)} nodes, but there are {workers} workers."
-        )
+        raise ValueError(f"`graph` has {len(neighbors.table)} nodes, for {workers} workers.")
 
 
 class PairState(NamedTuple):
@@ -113,7 +109,7 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
     and the graph need not be bipartite.
     """
     require_transformation(tx)
-    neighbors = to_neighbors(graph, "asynchronous_pairs")
+    neighbors = to_neighbors(graph)
 
     def init(params: PyTree, workers: int) -> PairState:
         require_size(neighbors, workers)
@@ -219,23 +215,14 @@ def d_admm(graph: nx.Graph, penalty: float, colors: Sequence[int] | None = None)
       Mota et al., `D-ADMM: A Communication-Efficient Distributed Algorithm for Separable
       Optimization <https://arxiv.org/abs/1202.2805>`_, 2013.
     """
-    neighbors = to_neighbors(graph, "d_admm")
+    neighbors = to_neighbors(graph)
     if colors is None:
         greedy = networkx.greedy_color(graph)
         colors = [greedy[worker] for worker in range(len(neighbors.table))]
-    if len(colors) != len(neighbors.table):
-        raise ValueError(
-            f"`colors` must have one int per worker, {len(neighbors.table)}, got {len(colors)}."
-        )
-    for i, j in graph.edges:
-        if i != j and colors[i] == colors[j]:
-            raise ValueError(
-                f"`colors` is not a proper coloring: the neighbors {i} and {j} both have the color "
-                f"{colors[i]}."
-            )
     color = np.asarray(colors)
-    earlier = (color[neighbors.table] < color[:, None]) & neighbors.linked
-    return _consensus(neighbors, penalty, earlier, proximal=False)
+    if np.any((color[neighbors.table] == color[:, None]) & neighbors.linked):
+        raise ValueError("`colors` must be different for neighbors.")
+    return _consensus(neighbors, penalty, color, proximal=False)
 
 
 def jacobi_admm(graph: nx.Graph, penalty: float) -> Policy:
@@ -269,27 +256,26 @@ def jacobi_admm(graph: nx.Graph, penalty: float) -> Policy:
       Shi et al., `On the Linear Convergence of the ADMM in Decentralized Consensus Optimization
       <https://arxiv.org/abs/1307.5561>`_, 2014.
     """
-    neighbors = to_neighbors(graph, "jacobi_admm")
-    return _consensus(neighbors, penalty, np.zeros_like(neighbors.linked), proximal=True)
+    neighbors = to_neighbors(graph)
+    return _consensus(neighbors, penalty, np.zeros(len(neighbors.table)), proximal=True)
 
 
 def _consensus(
-    neighbors: Neighbors, penalty: float, earlier: np.ndarray, *, proximal: bool
+    neighbors: Neighbors, penalty: float, color: np.ndarray, *, proximal: bool
 ) -> Policy:
     """ADMM on a graph.
 
     Args:
       neighbors: The graph.
       penalty: The weight of disagreement.
-      earlier: bool[workers, degree], the neighbors that solve before a worker.
+      color: [workers]; neighbors of lower colors solve before a worker.
       proximal: Whether a worker is also held by its own last iterate.
     """
-    if not 0 < penalty < math.inf:
-        raise ValueError(f"`penalty` must be positive and finite, got {penalty!r}.")
-    later = np.zeros_like(earlier)  # Whether the worker solves before the neighbor.
-    for i, others in enumerate(neighbors.table):
-        for slot, j in enumerate(others):
-            later[i, slot] = neighbors.linked[i, slot] and earlier[j][neighbors.table[j] == i].any()
+    require_option(penalty, "penalty", AboveZero)
+    # bool[workers, degree]; the padding has a worker's own color.
+    earlier, later = (
+        less(color[neighbors.table], color[:, None]) for less in (np.less, np.greater)
+    )
 
     def init(params: PyTree, workers: int) -> ConsensusState:
         require_size(neighbors, workers)
@@ -299,7 +285,7 @@ def _consensus(
             dual=jax.tree.map(jnp.zeros_like, start),
             solved=jnp.zeros(workers, jnp.int32),
             missing=jnp.asarray(earlier.sum(axis=1), jnp.int32),
-            dtypes=jax.tree.map(lambda x: jnp.zeros(0, x.dtype), params),
+            dtypes=empty(params),
         )
 
     def iterate(state: ConsensusState, worker: jax.Array, number: jax.Array) -> PyTree:

@@ -19,14 +19,7 @@ from jaxcomm.synchronization import (
     windows,
 )
 from jaxcomm.synchronization.events import Event, Policy
-from jaxcomm.synchronization.events._engine import (
-    EventLoop,
-    Seconds,
-    first,
-    last,
-    later,
-    no_seconds,
-)
+from jaxcomm.synchronization.events._engine import EventLoop, Seconds, first, last, later
 from tests.synchronization.events.problem import halved
 from tests.synchronization.events.rows import PLAIN, Row, marked
 
@@ -40,7 +33,7 @@ def compiled(policy: Policy, straggler: Straggler, **options: Any) -> EventLoop:
 
 def test_a_sum_of_seconds_has_48_bits() -> None:
     steps = np.random.default_rng(0).exponential(size=20_000).astype(np.float32)
-    start = later(no_seconds(()), jnp.float32(3e6))
+    start = Seconds(jnp.float32(3e6), jnp.float32(0))
 
     @jax.jit
     def total(steps: jax.Array) -> Seconds:

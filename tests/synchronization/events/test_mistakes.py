@@ -33,18 +33,12 @@ MADE: list[tuple[Callable[[], Any], str]] = [
         lambda: pairs(SGD, nx.Graph([(0, 1), (2, 3)])),
         "`graph` is not connected",
     ),
-    (lambda: admm(penalty=0.0), "`penalty` must be positive"),
-    (lambda: admm(colors=[0, 1, 1, 2]), "not a proper coloring: the neighbors 1 and 2 both have"),
-    (lambda: admm(colors=[0, 1]), "`colors` must have one int per worker, 4, got 2"),
-    (lambda: events.jacobi_admm(gossip.ring(4), -1.0), "`penalty` must be positive"),
-    (lambda: events.lag_ps(0.1, [1.0, 0.0]), "`smoothness` must have a positive"),
-    (lambda: events.lag_ps(0.5, [1.0, 4.0]), "must be at most 1, so that a step descends: use at"),
-    (lambda: events.asy_lpg(whole, 0.1, 8, bits=(8, 4)), "`bits` must be in increasing order"),
+    (lambda: admm(penalty=0.0), "`penalty` must be a Python float above 0"),
+    (lambda: admm(colors=[0, 1, 1, 2]), "`colors` must be different for neighbors"),
     (
         lambda: events.asy_lpg(whole, 0.1, 8, codec=error_feedback(top_k(k=1))),
         "`codec` has memory",
     ),
-    (lambda: diloco(tokens=[1.0, -1.0]), "`tokens` must be positive"),
 ]
 
 
@@ -55,17 +49,17 @@ def test_a_policy_with_a_mistake(make: Callable[[], Any], message: str) -> None:
 
 
 STARTED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: events.backup_workers(SGD, 4), "`backups`=4 must be less than the number of workers"),
-    (lambda: events.easgd(SGD, elasticity=0.3), "n alpha must be at most 1"),
+    (lambda: events.backup_workers(SGD, 4), "`backups`=4 must be less than 4 workers"),
+    (lambda: events.easgd(SGD, elasticity=0.3), "must be at most 0.25, 1 / n"),
     (
         lambda: pairs(SGD, gossip.ring(5)),
-        "`graph` has 5 nodes, but there are 4 workers",
+        "`graph` has 5 nodes, for 4 workers",
     ),
     (lambda: events.jacobi_admm(gossip.ring(5), 1.0), "`graph` has 5 nodes"),
-    (lambda: events.lag_ps(0.1, [1.0]), "`smoothness` must have one number per worker, 4, got 1"),
+    (lambda: events.lag_ps(0.1, [1.0]), "`smoothness` must have 4 numbers, got 1"),
     (lambda: events.asy_lpg(whole, 0.1, 3), "`steps`=3 must be at least the number of workers, 4"),
     (lambda: diloco(quorum=5), "`quorum`=5 is more than the number of workers, 4"),
-    (lambda: diloco(tokens=[1.0]), "`tokens` must have one number per worker, 4, got 1"),
+    (lambda: diloco(tokens=[1.0]), "`tokens` must have 4 numbers, got 1"),
 ]
 
 
@@ -78,5 +72,5 @@ def test_a_policy_for_another_number_of_workers(make: Callable[[], Any], message
 
 def test_an_engine_with_a_mistake() -> None:
     policy = events.bulk_synchronous(SGD)
-    with pytest.raises(ValueError, match="has times of 2 workers, but there are 4"):
+    with pytest.raises(ValueError, match="times of 2 workers, for 4 workers"):
         events.event_loop(policy, halved, deterministic([1.0, 2.0]), workers=4)
