@@ -16,6 +16,7 @@ from jaxcomm._contract import AxisName, PerWorker, PyTree, reports, require_stat
 from jaxcomm._mesh import (
     is_traced,
     kept_specs,
+    on_a_worker,
     over_workers_of,
     place,
     require_axes,
@@ -34,7 +35,6 @@ from jaxcomm._require import (
     checked,
     described,
     own_weight,
-    require_arrays,
     require_axis_name,
     require_clips_of_the_mean,
     require_transformation,
@@ -70,9 +70,7 @@ def require_exchange_last(state: Any, mixing: set[int]) -> None:
         if mixes(node) and not mixes(after):
             raise ValueError(
                 "Gossip or local steps must be last in `optax.chain`, since they average the "
-                "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
-                "gossip.dpsgd(graph))` or `optax.chain(optax.sgd(0.1), local_sgd(period=8))`. Here "
-                "another transformation follows: place it before."
+                "parameters that the optimizer has moved: place other transformations before them."
             )
 
 
@@ -82,9 +80,8 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
     sizes = workers if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
     if any("," in name or not isinstance(size, int) or size < 1 for name, size in sizes.items()):
         raise ValueError(
-            "The number of workers must be an int of at least 1, or a dict of the sizes of all "
-            f"axes, such as {{'dcn': 2, 'ici': 4}}, got {described(workers)} for "
-            f"`axis_name`={axis_name!r}. On a mesh use `jaxcomm.make_step`."
+            "The number of workers must be an int of at least 1, or a dict of sizes by axis, got "
+            f"{described(workers)} for `axis_name`={axis_name!r}."
         )
     return dict(sizes)
 
@@ -188,7 +185,6 @@ def init(
     """
     require_transformation(tx)
     require_clips_of_the_mean(tx)
-    structure: list[PyTree] = []
     param_specs = _axis.state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
@@ -198,8 +194,8 @@ def init(
         require_exchange_last(state, mixing)
         return state
 
-    def record(params: PyTree) -> tuple[()]:
-        # The structure of the state is known only after tracing `tx.init` on the workers.
+    def structure(params: PyTree) -> PyTree:
+        """Of the state, which is known only after tracing `tx.init` on the workers."""
         state = first(params)
         _axis.require_replicated(
             state,
@@ -207,8 +203,7 @@ def init(
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`.",
         )
-        structure.append(jax.tree.map(lambda x: 0, state))
-        return ()
+        return jax.tree.map(lambda x: 0, state)
 
     axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
     mesh: Mesh | AbstractMesh = (
@@ -216,21 +211,16 @@ def init(
         if isinstance(workers, Mesh)
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
-    require_arrays(params, "params")
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")
     if not isinstance(mesh, Mesh):
-        if shard_axes:
-            raise ValueError("`shard_axes` needs a mesh: simulated workers have no such axes.")
-        jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
-        specs = _axis.state_specs(structure[0])
+        specs = _axis.state_specs(on_a_worker(structure, mesh, (param_specs,), (params,)))
         simulated = over_workers(first, axes, (param_specs,), specs)
         return jax.jit(simulated)(jax.tree.map(strong, params))
     shards = require_shard_axes(mesh, (), shard_axes)
     placed = param_specs if is_traced(params) else kept_specs(params, mesh, param_specs, shards)
     with tracing(shards, params, jax.tree.leaves(placed)):
-        jax.eval_shape(shard_map(record, mesh, (param_specs,), (), shards), params)
-        specs = _axis.state_specs(structure[0])
+        specs = _axis.state_specs(on_a_worker(structure, mesh, (param_specs,), (params,), shards))
         run = shard_map(first, mesh, (param_specs,), specs, shards)
         if is_traced(params):
             return run(params)
@@ -257,8 +247,7 @@ def replicate(
       and :func:`jaxcomm.simulate`. Nothing is sent except to place the copies.
 
     Raises:
-      ValueError: If the mesh has no such axis, the number of workers is not a positive int, or
-        `params` differ by worker already, or have the key 'per_worker'.
+      ValueError: If the mesh has no such axis, or the number of workers is not a positive int.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -280,9 +269,7 @@ def replicate(
         out = PerWorker({axis: jax.tree.map(kept, params)})
     else:
         sizes, out = worker_axes(workers, axis_name), None
-    copies = 1
-    for name in _axis.names(axis_name):
-        copies *= sizes[name]
+    copies = math.prod(sizes[name] for name in _axis.names(axis_name))
 
     def copy(params: PyTree) -> PerWorker:
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)
@@ -290,27 +277,22 @@ def replicate(
             {axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own}
         )
 
-    if isinstance(params, PerWorker):
-        raise ValueError(
-            f"`params` differ by worker over {[*params.per_worker]} already: replicate the "
-            "parameters of one worker, such as `jaxcomm.consensus(params)`."
-        )
-    require_arrays(params, "params")
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))
 
 
-def of_all(params: PyTree, caller: str) -> PyTree:
+def of_all(params: PerWorker) -> PyTree:
     """The leaves `[workers, ...]` of parameters that differ by worker."""
-    if not isinstance(params, PerWorker):
-        raise ValueError(
-            f"`{caller}` takes parameters that differ by worker, from `jaxcomm.replicate`, got "
-            f"a {type(params).__name__}."
-        )
     require_kept(params, "params")
     (leaves,) = params.per_worker.values()
     return leaves
+
+
+def mean_of_rows(x: jax.Array) -> jax.Array:
+    """`[workers, ...] -> [...]`, in at least float32; exact if all rows are equal."""
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
 
 def consensus(params: PerWorker) -> PyTree:
@@ -328,9 +310,6 @@ def consensus(params: PerWorker) -> PyTree:
     Returns:
       Parameters without the leading axis of workers, with the same dtypes.
 
-    Raises:
-      ValueError: If `params` do not differ by worker.
-
     Example:
       >>> import jax.numpy as jnp, jaxcomm
       >>> print(jaxcomm.consensus(jaxcomm.PerWorker({"data": jnp.array([[1.0], [4.0]])})))
@@ -338,12 +317,9 @@ def consensus(params: PerWorker) -> PyTree:
     """
 
     def mean(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x[0]
-        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+        return mean_of_rows(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
 
-    return jax.tree.map(lambda x: over_workers_of(mean, x), of_all(params, "consensus"))
+    return jax.tree.map(lambda x: over_workers_of(mean, x), of_all(params))
 
 
 def consensus_distance(params: PerWorker) -> jax.Array:
@@ -359,9 +335,6 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     Returns:
       float32[].
 
-    Raises:
-      ValueError: If `params` do not differ by worker.
-
     Example:
       >>> import jax.numpy as jnp, jaxcomm
       >>> print(jaxcomm.consensus_distance(jaxcomm.PerWorker({"data": jnp.array([1.0, 4.0])})))
@@ -374,11 +347,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
         from_mean = from_first - jnp.mean(from_first, axis=0, keepdims=True)
         return jnp.sum(jnp.square(from_mean.astype(jnp.float32)))
 
-    leaves = [
-        x
-        for x in jax.tree.leaves(of_all(params, "consensus_distance"))
-        if jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
+    leaves = [x for x in jax.tree.leaves(of_all(params)) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
 
 
@@ -415,7 +384,6 @@ def per_worker(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> PerWorker:
-        _axis.require_bound(axis_name)
         return _axis.marked(inner.init(params), axis_name)
 
     def update_fn(

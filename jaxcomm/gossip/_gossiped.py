@@ -152,7 +152,6 @@ def gossiped(
     links = to_links(mixing, in_pairs)
 
     def require_workers() -> None:
-        _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
             raise ValueError(
                 f"The graph has {mixing.workers} nodes, and `axis_name`={axis_name!r} has "

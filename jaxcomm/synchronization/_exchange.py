@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, checked, flag_of_all
+from jaxcomm._require import Positive, checked
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import (
     Averaged,
@@ -103,7 +103,7 @@ def local_steps(
         how = How(takes_part(present, axis_name), weight is not None, axis_name, extra_args)
         due = state.since + 1 >= period_at(state.step)
         if flush is not None:
-            due |= flag_of_all(flush, "flush")
+            due |= jnp.asarray(flush)
         if inner is not None:
             extra = extra_args if weight is None else {**extra_args, "weight": weight}
             updates, optimizer = inner.update(updates, state.optimizer, params, **extra)

@@ -314,10 +314,6 @@ def test_a_step_flushes_without_another_program_or_collective(kind: str) -> None
     rows = batches[:2].reshape(-1, 3)
     right = 1 - 0.1 * 2 * (rows * (rows @ np.ones(3) - 1)[:, None]).mean(0)
     np.testing.assert_allclose(w, right, rtol=1e-5)
-    with pytest.raises(
-        ValueError, match=r"`flush` must be one bool for all workers, got bool\[4\]"
-    ):
-        step(*start, batches[0], flush=jnp.ones(WORKERS, bool))
 
 
 def test_a_scan_flushes_at_its_end() -> None:

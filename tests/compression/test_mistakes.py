@@ -32,7 +32,7 @@ WRAPPERS = {
         (random_k, "got the function `random_k`: call it, as in `random_k(...)`."),
         ("data", "must be a codec, such as"),
         (jaxcomm.mean(), "must be a codec, such as"),
-        (optax.identity(), "got an optax transformation."),
+        (optax.identity(), "must be a codec, such as"),
     ],
     ids=["top_k", "random_k", "axis", "aggregator", "optimizer"],
 )
