@@ -68,16 +68,6 @@ def presence(present: Any, workers: int) -> jax.Array:
     return present
 
 
-def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
-    """Raises unless `codec` is a codec."""
-    if not isinstance(codec, Codec):
-        of = f" of `{user}`" if user else ""
-        raise ValueError(
-            f"`{option}`{of} must be a codec, such as `jaxcomm.compression.quantizers.dither()`, "
-            f"got {described(codec)}."
-        )
-
-
 def require_transformation(tx: Any, option: str = "tx") -> None:
     """Raises unless `tx` is an optax transformation that can contain collectives."""
     if isinstance(tx, optax.MultiSteps):
@@ -151,6 +141,9 @@ def _rule(annotation: Any) -> _Rule:
             lambda x: is_number(x) and all(x in each for each in ranges),
             f"a Python {kind.__name__}{within}",
         )
+    if kind is Codec:
+        example = "a codec, such as `jaxcomm.compression.quantizers.dither()`"
+        return _Rule(lambda x: isinstance(x, Codec), example)
     if kind is type(None):
         return _Rule(lambda x: x is None, "None")
     if kind is jax.Array:
@@ -203,8 +196,6 @@ def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
                     require_axis_name(value, option)
             elif kinds and kinds <= _TRANSFORMATIONS:
                 require_transformation(value, option)
-            elif kinds == {Codec}:
-                require_codec(value, option, user=construct.__name__)
             else:
                 require_option(value, option, annotation)
         return construct(*args, **kwargs)

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree, reports, require_state
 from jaxcomm._mesh import (
+    axes_in,
     is_traced,
     kept_specs,
     on_a_worker,
@@ -95,49 +96,40 @@ def over_workers(
     """
 
     def axes_of(spec: PartitionSpec) -> list[str]:
-        first = spec[0] if spec else ()
-        return [first] if isinstance(first, str) else list(first or ())
+        return [*axes_in(PartitionSpec(*spec[:1]))]
+
+    def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
+        sizes = [axes[name] for name in axes_of(spec)]
+        rows = lambda x: x.shape[0] // math.prod(sizes)  # noqa: E731
+        return jax.tree.map(lambda x: x.reshape(*sizes, rows(x), *x.shape[1:]), tree)
+
+    def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
+        parts = len(axes_of(spec)) + 1
+        # `reshape` cannot infer -1 for an empty array.
+        return jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:parts]), *x.shape[parts:]), tree)
+
+    def of_split(change: Callable[..., PyTree], specs: PyTree, trees: PyTree) -> PyTree:
+        return jax.tree.map(lambda spec, x: change(spec, x) if axes_of(spec) else x, specs, trees)
 
     def apply(*args: PyTree) -> PyTree:
-        def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            # `reshape` uses the order of the spec, `jax.vmap` that of the axes.
-            spec_axes = axes_of(spec)
-            sizes = [axes[name] for name in spec_axes]
-            order = [spec_axes.index(name) for name in axes if name in spec_axes]
-
-            def split_leaf(x: jax.Array) -> jax.Array:
-                parts = x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
-                return parts.transpose(*order, *range(len(order), parts.ndim))
-
-            return jax.tree.map(split_leaf, tree) if spec_axes else tree
-
-        def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            spec_axes = axes_of(spec)
-            mapped_axes = [name for name in axes if name in spec_axes]
-            order = [mapped_axes.index(name) for name in spec_axes]
-
-            def join_leaf(x: jax.Array) -> jax.Array:
-                parts = x.transpose(*order, *range(len(order), x.ndim))
-                # `reshape` cannot infer -1 for an empty array.
-                rows = math.prod(parts.shape[: len(order) + 1])
-                return parts.reshape(rows, *parts.shape[len(order) + 1 :])
-
-            return jax.tree.map(join_leaf, tree) if spec_axes else tree
-
         mapped = fn
-        for name in reversed([*axes]):
-            mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
-                lambda spec: 0 if name in axes_of(spec) else None, specs
-            )
+        for number, name in reversed([*enumerate(axes)]):
+            outer = [*axes][:number]  # Mapped already, so that they are dimensions no more.
+
+            def dimension(
+                spec: PartitionSpec, name: str = name, outer: list[str] = outer
+            ) -> int | None:
+                left = [other for other in axes_of(spec) if other not in outer]
+                return left.index(name) if name in left else None
+
             mapped = jax.vmap(
                 mapped,
-                in_axes=mapped_over(in_specs),
-                out_axes=mapped_over(out_specs),
+                in_axes=jax.tree.map(dimension, in_specs),
+                out_axes=jax.tree.map(dimension, out_specs),
                 axis_name=name,
                 axis_size=axes[name],
             )
-        split_args = jax.tree.map(split, in_specs, args)
-        return jax.tree.map(join, out_specs, mapped(*split_args))
+        return of_split(join, out_specs, mapped(*of_split(split, in_specs, args)))
 
     return apply
 

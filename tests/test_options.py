@@ -63,7 +63,7 @@ def test_what_is_taken(options: dict[str, Any]) -> None:
         ({"share": "all"}, "`share` must be a Python float in (0, 1], got 'all'."),
         ({"name": "c"}, "`name` must be one of ('a', 'b'), or None, got 'c'."),
         ({"flag": 1}, "`flag` must be a Python bool, got 1."),
-        ({"codec": dither}, "`codec` of `constructor` must be a codec, such as"),
+        ({"codec": dither}, "`codec` must be a codec, such as"),
         ({"codec": mean()}, "must be a codec, such as"),
         ({"tx": dither()}, "`tx` must be an optax transformation, got a `Codec`."),
         ({"tx": optax.MultiSteps(optax.sgd(0.1), 2)}, "`tx` is `optax.MultiSteps`"),

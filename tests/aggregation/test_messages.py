@@ -74,14 +74,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{name}: an axis first": (
             lambda make=make: make("data"),
-            "`codec` of .* must be a codec, .* got 'data'",
+            "`codec` must be a codec, .* got 'data'",
         )
         for name, make in CODED.items()
     },
     **{
         f"{name}: uncalled": (
             lambda make=make: make(top_k),
-            r"`codec` of .* must be a codec, .* got the function `top_k`: call it",
+            r"`codec` must be a codec, .* got the function `top_k`: call it",
         )
         for name, make in CODED.items()
     },
@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mean_codec uncalled": (
         lambda: jaxcomm.two_stage_mean(dither(), mean_codec=dither),
-        "`mean_codec` of .* must be a codec, .* got the function `dither`: call it",
+        "`mean_codec` must be a codec, .* got the function `dither`: call it",
     ),
     "votes of an uncalled codec": (lambda: jaxcomm.majority_vote(codec=dither), "call it"),
     "recursive_doubling_mean of a codec": (

@@ -44,7 +44,7 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbor=False), "in all steps"),
         (
             lambda: gossip.choco_sgd(gossip.ring(8), compression.sparsifiers.top_k, step_size=1),
-            r"`codec` of `choco_sgd` must be a codec, .* got the function `top_k`: call it",
+            r"`codec` must be a codec, .* got the function `top_k`: call it",
         ),
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),

@@ -348,7 +348,7 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
     [
         (
             lambda: _replicated(AGGREGATED["dpsgd"](), ("data", "ici")),
-            r"differs by worker over \['ici'\].*hierarchical",
+            r"differs by worker over \['ici'\].*Place an aggregator",
         ),
         (
             lambda: _replicated(AGGREGATED["diloco"](), ("data", "ici")),
@@ -356,7 +356,7 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
         ),
         (
             lambda: _replicated(AGGREGATED["diloco"](), ("ici", "data")),
-            "must begin with the axes over which `params` differs",
+            "`params` differs over the axes .* must begin",
         ),
         (
             lambda: _replicated(
@@ -381,7 +381,7 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             lambda: sharded(diloco(optax.sgd(0.1), optax.sgd(0.7), 2), KINDS[0])[0](
                 *sharded(diloco(optax.sgd(0.1), optax.sgd(0.7), 2), KINDS[0])[1:], BATCHES[0][:6]
             ),
-            "divisible",
+            "evenly divide",
         ),
     ],
 )
