@@ -52,8 +52,8 @@ def index(axis_name: AxisName) -> jax.Array:
         where = f"where the axes are {bound}: pass `axis_name={bound[0]!r}`, or" if bound else "so"
         raise ValueError(
             f"`axis_name`={axis_name!r} is not bound here, {where} use `jaxcomm.make_step`, "
-            "`jaxcomm.simulate` or `jax.shard_map` over this axis, and `jaxcomm.init(tx, params, "
-            "mesh)` in place of `tx.init(params)`."
+            "`jaxcomm.simulate` or `jax.shard_map` over it, and `jaxcomm.init`; to a framework "
+            "give `tx._replace(init=lambda params: jaxcomm.init(tx, params, mesh))`."
         ) from error
 
 

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Adam before the aggregator": (
         lambda: optax.chain(optax.scale_by_adam(), aggregate(0.1)),
-        "Place the aggregator before the transformation that keeps this state",
+        "optimizer state .* place the aggregator before",
     ),
 }
 
