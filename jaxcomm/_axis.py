@@ -7,13 +7,10 @@ axes over which it varies), `"unchecked"` (`check_vma=False`) and `"vmap"` (the 
 
 import contextvars
 import functools
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, cast
 
 import jax
-import jax.extend.core
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -51,10 +48,12 @@ def index(axis_name: AxisName) -> jax.Array:
     try:
         return lax.axis_index(names(axis_name))
     except NameError as error:
-        raise unbound(
-            axis_name,
-            "Call this inside `jax.shard_map` over a mesh with this axis, or use `jaxcomm.init`, "
-            "`jaxcomm.make_step` or `jaxcomm.simulate`, which bind it.",
+        bound = sorted(manual())
+        where = f"where the axes are {bound}: pass `axis_name={bound[0]!r}`, or" if bound else "so"
+        raise ValueError(
+            f"`axis_name`={axis_name!r} is not bound here, {where} use `jaxcomm.make_step`, "
+            "`jaxcomm.simulate` or `jax.shard_map` over it, and `jaxcomm.init`; to a framework "
+            "give `tx._replace(init=lambda params: jaxcomm.init(tx, params, mesh))`."
         ) from error
 
 
@@ -116,18 +115,26 @@ def local_params(params: PyTree, *, axis_name: AxisName = "data") -> PyTree:
       ... )
       [1. 4.]
     """
-    checked = {name for name in names(axis_name) if mode(name) == "checked"}
-
-    def localize(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(checked - varying(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(localize, params)
+    checked = frozenset([name for name in names(axis_name) if mode(name) == "checked"])
+    return jax.tree.map(functools.partial(typed_over, axes=checked), params)
 
 
-def are_averaged() -> bool:
-    """Whether the transformation that ran the backward pass has averaged its gradients."""
-    return hasattr(BACKWARD.get(), "finite")
+def typed_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """`x` typed as varying over `axes` too."""
+    missing = tuple(sorted(axes - varying(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _equal_over(
+    tree: PyTree, over: tuple[str, ...], *, typed: bool = False
+) -> list[tuple[str, list[str]]]:
+    """Where leaves do not vary over some of the axes that types name, or of all if `typed`."""
+    axes = {name for name in over if typed or mode(name) == "checked"}
+    return [
+        (jax.tree_util.keystr(path) or "the root", equal)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        if (equal := sorted(axes - varying(x)))
+    ]
 
 
 def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, ...] = ()) -> None:
@@ -137,54 +144,37 @@ def require_local(updates: PyTree, axis_name: AxisName, outer_axes: tuple[str, .
     mistake, and a step whose backward pass a transformation runs; in other modes gradients are
     local unless the user has reduced them.
     """
-    wanted = set(names(axis_name))
-    checked = wanted if are_averaged() else {name for name in wanted if mode(name) == "checked"}
-    for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        where = jax.tree_util.keystr(path) or "the root"
-        if missing := sorted(checked - varying(x)):
-            raise ValueError(
-                f"The update at {where} does not vary over {missing}: it has been summed already. "
-                "Inside `jax.shard_map`, `jax.grad` of replicated parameters is the sum over "
-                "workers; use `jaxcomm.local_value_and_grad`, or differentiate with respect to "
-                "`jaxcomm.local_params(params)`. If another aggregator precedes this one, remove "
-                "one of them. Replace `optax.MultiSteps(tx, k)` with `jaxcomm.accumulate(tx, k)`."
-            )
-        if others := sorted(varying(x) - wanted - set(outer_axes)):
-            raise ValueError(
-                f"The update at {where} varies over {others} as well, but "
-                f"`axis_name`={axis_name!r} does not include {others}. Sum the update over "
-                f"{others} first, or name all axes."
-            )
-
-
-def require_bound(axis_name: AxisName) -> None:
-    """Raises if state that differs by worker is initialized outside `jax.shard_map`."""
-    if not is_bound(axis_name):
-        raise unbound(
-            axis_name,
-            "Use `jaxcomm.init(tx, params, mesh)` instead of `tx.init(params)`. To a framework "
-            "that calls `tx.init`, such as `TrainState.create`, pass `tx._replace(init=lambda "
-            "params: jaxcomm.init(tx, params, mesh))`.",
-            "This state differs by worker, but ",
+    wanted = names(axis_name)
+    # Only a transformation that has run the backward pass knows this, and has averaged gradients.
+    are_averaged = hasattr(BACKWARD.get(), "finite")
+    for where, missing in _equal_over(updates, wanted, typed=are_averaged):
+        raise ValueError(
+            f"The update at {where} does not vary over {missing}: it has been summed already. Use "
+            "`jaxcomm.local_value_and_grad` in `jax.shard_map`, one aggregator only, and "
+            "`jaxcomm.accumulate(tx, k)` in place of `optax.MultiSteps(tx, k)`."
         )
+    for path, x in jax.tree_util.tree_leaves_with_path(updates):
+        if others := sorted(varying(x) - {*wanted, *outer_axes}):
+            raise ValueError(
+                f"The update at {jax.tree_util.keystr(path) or 'the root'} varies over {others} as "
+                f"well, which `axis_name`={axis_name!r} lacks: sum it over them first, or name all."
+            )
 
 
 def require_own(params: PyTree, axis_name: AxisName) -> None:
     """Raises if parameters are the same on all workers (checked mode only)."""
-    checked = {name for name in names(axis_name) if mode(name) == "checked"}
-    for path, x in jax.tree_util.tree_leaves_with_path(params):
-        if missing := sorted(checked - varying(x)):
-            raise ValueError(
-                f"The parameters at {jax.tree_util.keystr(path) or 'the root'} do not differ by "
-                f"worker over {missing}, so there is nothing to mix. Start from "
-                "`jaxcomm.replicate(params, mesh)`."
-            )
+    for where, missing in _equal_over(params, names(axis_name)):
+        raise ValueError(
+            f"The parameters at {where} do not differ by worker over {missing}, so there is "
+            "nothing to mix. Start from `jaxcomm.replicate(params, mesh)`."
+        )
 
 
 def require_replicated(tree: PyTree, axis_name: AxisName, what: str, remedy: str) -> None:
     """Raises if a leaf differs over axes for which it has no `PerWorker` (checked mode only)."""
+    over = {*names(axis_name)}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        if differs := sorted(varying(x) & set(names(axis_name)) - {*per_worker_axes(path)}):
+        if differs := sorted(varying(x) & over - {*per_worker_axes(path)}):
             raise ValueError(
                 f"{what} at {jax.tree_util.keystr(path) or 'the root'} differs by worker over "
                 f"{differs}. {remedy}"
@@ -258,34 +248,24 @@ def own(tree: PerWorker, axis_name: AxisName, what: str = "The state") -> PyTree
     """The inverse of `marked`: the leaves without their leading axis of 1.
 
     Raises:
-      ValueError: If the tree differs over other axes, or was made for another number of workers. A
-        worker that holds several slices must not use only the first of them.
+      ValueError: If the tree was made for another number of workers. A worker that holds several
+        slices must not use only the first of them.
     """
-    axis, workers = label(axis_name), size(axis_name)
-    if [*tree.per_worker] != [axis]:
-        raise ValueError(
-            f"{what} differs by worker over {[*tree.per_worker]}, and `axis_name` is "
-            f"{axis_name!r}: the two must be the same axes."
-        )
+    workers = size(axis_name)
 
     def take(path: tuple[object, ...], x: jax.Array) -> jax.Array:
         slices = x.shape[0] if x.ndim else 0
-        if slices == 1:
-            return x[0]
-        where = f"{what} at {jax.tree_util.keystr(path) or 'the root'}"
-        if mode(names(axis_name)[0]) == "checked" and not varying(x):
+        if slices != 1:
             raise ValueError(
-                f"{where} is marked as different by worker over {axis!r}, but each worker received "
-                f"the whole array, {x.dtype}{list(x.shape)}. Pass `jaxcomm.state_specs(state)` as "
-                "`in_specs` and `out_specs` of `jax.shard_map`."
+                f"{what} at {jax.tree_util.keystr(path) or 'the root'} is for {slices * workers} "
+                f"workers, but there are {workers} over {label(axis_name)!r}: use "
+                "`jaxcomm.resize_workers(tx, opt_state, params, workers)`; or, if each worker "
+                "received the whole array, `jaxcomm.state_specs(state)` as specs of "
+                "`jax.shard_map`."
             )
-        raise ValueError(
-            f"{where} is for {slices * workers} workers, but there are {workers} over {axis!r}. "
-            f"Continue with {slices * workers} workers; or make state and parameters for the new "
-            "number with `jaxcomm.resize_workers(tx, opt_state, params, workers)`."
-        )
+        return x[0]
 
-    return jax.tree_util.tree_map_with_path(take, tree.per_worker[axis])
+    return jax.tree_util.tree_map_with_path(take, tree.per_worker[label(axis_name)])
 
 
 def replica_axes(tree: PyTree, axis_name: AxisName) -> tuple[str, ...]:
@@ -310,9 +290,7 @@ def is_simulated(axis_name: AxisName) -> bool:
 
 def varying_like(x: jax.Array, tree: PyTree) -> jax.Array:
     """`x` typed as varying over all axes over which `tree` varies, for the carry of a loop."""
-    wanted = frozenset().union(*(varying(leaf) for leaf in jax.tree.leaves(tree)))
-    missing = tuple(sorted(wanted - varying(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    return typed_over(x, frozenset().union(*[varying(leaf) for leaf in jax.tree.leaves(tree)]))
 
 
 def as_varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -333,74 +311,9 @@ def require_shards() -> None:
     """
     if axes := [*automatic_axes()]:
         raise ValueError(
-            f"The parameters are sharded over {axes}, and this transformation would gather them. "
-            "Wrap the aggregator or the gossip method: `jaxcomm.shard_local(tx, specs)` with "
-            "`specs = jax.tree.map(lambda x: x.sharding.spec, params)`. `sharded_server` does not "
-            "support sharded parameters."
+            f"The parameters are sharded over {axes}, and this transformation would gather them: "
+            "wrap it, `jaxcomm.shard_local(tx, jax.tree.map(lambda x: x.sharding.spec, params))`."
         )
-
-
-_Arguments = ParamSpec("_Arguments")
-
-
-_Result = TypeVar("_Result")
-
-
-class _GivenTo(str):
-    """The name of an axis, and the function that it was given to."""
-
-    user: str
-
-
-def _given_to(user: str, axis_name: Any) -> Any:
-    """The axis name, or names, which know the function that they were given to first."""
-    if isinstance(axis_name, tuple):
-        return tuple(_given_to(user, name) for name in axis_name)
-    if not isinstance(axis_name, str) or isinstance(axis_name, _GivenTo):
-        return axis_name
-    known = _GivenTo(axis_name)
-    known.user = user
-    return known
-
-
-def names_itself(fn: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Lets an error that `axis_name` is not bound name the function that has this argument."""
-    signature = inspect.signature(fn)
-    if "axis_name" not in signature.parameters:
-        return fn
-
-    @functools.wraps(fn)
-    def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return fn(*args, **kwargs)  # It raises an error that names the function.
-        bound.apply_defaults()
-        axis_name = bound.arguments["axis_name"]
-        bound.arguments["axis_name"] = _given_to(fn.__name__, axis_name)
-        return fn(*bound.args, **bound.kwargs)
-
-    return named
-
-
-def _bound_axes() -> list[str]:
-    """The bound axes; if JAX does not list them, those of the mesh."""
-    manual = lambda: jax.sharding.get_abstract_mesh().manual_axes  # noqa: E731
-    return sorted(getattr(jax.extend.core, "unsafe_get_axis_names_DO_NOT_USE", manual)())
-
-
-def unbound(axis_name: AxisName, nowhere: str, state: str = "") -> ValueError:
-    """The error if an axis is not bound: the others, if any are; else `state` and `nowhere`."""
-    first, *others = (axis_name,) if isinstance(axis_name, str) else axis_name
-    found, user = _bound_axes(), getattr(first, "user", None)
-    message = f"`axis_name`={tuple(axis_name) if others else first!r} is not bound here"
-    if not found:
-        return ValueError(f"{state}{message}. {nowhere}")
-    given = f" to `{user}`" if user else ""
-    or_others = " (or others of them)" if len(found) > 1 else ""
-    return ValueError(
-        f"{message}, where the axes are {found}: pass `axis_name={found[0]!r}`{or_others}{given}."
-    )
 
 
 def by_gloo() -> bool:

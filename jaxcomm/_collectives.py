@@ -142,15 +142,7 @@ def swap(x: jax.Array, axis_name: AxisName, distance: int) -> jax.Array:
     """Exchanges `x` with worker `index ^ distance`; returns `x` if there is no such worker."""
     workers = _axis.size(axis_name)
     partner = [w ^ distance if w ^ distance < workers else w for w in range(workers)]
-    over = _axis.names(axis_name)
-
-    def move(x: jax.Array) -> jax.Array:
-        # `jax.vmap` permutes over one name at a time, and requires that every worker receives.
-        if len(over) > 1 and "vmap" in {_axis.mode(name) for name in over}:
-            return gather(x, axis_name)[jnp.asarray(partner)[_axis.index(axis_name)]]
-        return lax.ppermute(x, over if len(over) > 1 else over[0], [*enumerate(partner)])
-
-    return _in_words(move, _axis.as_varying(x, axis_name), axis_name)
+    return permute(x, axis_name, [*enumerate(partner)])
 
 
 def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> jax.Array:
@@ -184,6 +176,8 @@ def permute(x: jax.Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]])
             received = gather(x, axis_name)[jnp.asarray(senders)[_axis.index(axis_name)]]
         else:
             received = lax.ppermute(x, over[0], [(s, w) for w, s in enumerate(senders)])
+        if len(sender_of) == workers:
+            return received
         receives = jnp.asarray([w in sender_of for w in range(workers)])[_axis.index(axis_name)]
         return jnp.where(receives, received, jnp.zeros((), x.dtype))
 

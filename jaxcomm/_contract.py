@@ -274,12 +274,6 @@ class Fast(NamedTuple):
     bits: Callable[[Context, PyTree], jax.Array] | None = None
 
 
-CODEC_IN_CHAIN = (
-    "A codec is not an optax transformation, since it only encodes: pass it to an aggregator, as "
-    "in `optax.chain(jaxcomm.all_gather_mean(codec), ...)`."
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Codec:
     r"""Pure functions that map one float32 array to a payload and back.
@@ -366,7 +360,10 @@ class Codec:
     def update(self, *args: Any, **extra_args: Any) -> NoReturn:
         """Raises a ValueError: `optax.chain` calls it if a codec is in place of an aggregator."""
         del args, extra_args
-        raise ValueError(CODEC_IN_CHAIN)
+        raise ValueError(
+            "A codec is not an optax transformation, since it only encodes: pass it to an "
+            "aggregator, as in `optax.chain(jaxcomm.all_gather_mean(codec), ...)`."
+        )
 
 
 class PerWorker(NamedTuple):
@@ -471,5 +468,5 @@ def require_state(state: Any, kind: type, holder: str) -> None:
     if getattr(state, "_fields", None) != fields and (fields or jax.tree.leaves(state)):
         raise ValueError(
             f"This state belongs to another transformation: {holder} expects `{kind.__name__}`, "
-            f"got `{type(state).__name__}`. Pass the state from `jaxcomm.init` for the same `tx`."
+            f"got `{type(state).__name__}`. Pass that of `jaxcomm.init` for this `tx`."
         )

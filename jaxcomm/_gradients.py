@@ -6,8 +6,8 @@ transformation runs the backward pass, with what it adds to it, or the loss.
 """
 
 import contextlib
+import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -17,21 +17,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 
 LossFn: TypeAlias = Callable[..., Any]
 
 LOCAL = "jaxcomm_local_gradient"
 """The name of local gradients in a program whose types do not say that they are local."""
-
-
-_UNTYPED = (
-    "The loss does not follow JAX's rules for types in `jax.shard_map`: a loop must not begin with "
-    "a constant, and a kernel must declare how its results vary. Pass `check_vma=False` to this "
-    "`jax.shard_map`, under which every aggregator works; or use `jaxcomm.make_step`, which takes "
-    "every loss."
-)
 
 
 def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
@@ -41,7 +32,6 @@ def _named(tree: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(lambda x: checkpoint_name(x, LOCAL), tree)
 
 
-@names_itself
 def local_value_and_grad(
     loss_fn: LossFn, has_aux: bool = False, *, axis_name: AxisName = "data"
 ) -> LossFn:
@@ -88,14 +78,8 @@ def local_value_and_grad(
 
     @functools.wraps(loss_fn)
     def local(params: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
-        try:
-            value, gradient = value_and_grad(
-                _axis.local_params(params, axis_name=axis_name), *args, **kwargs
-            )
-        except (TypeError, ValueError) as error:
-            if re.search("manual.axis.type", str(error)):
-                error.add_note(_UNTYPED)
-            raise
+        own = _axis.local_params(params, axis_name=axis_name)
+        value, gradient = value_and_grad(own, *args, **kwargs)
         return value, _named(gradient, axis_name)
 
     return local
@@ -115,6 +99,7 @@ class Taker(NamedTuple):
     touched: str
 
 
+@dataclasses.dataclass(eq=False)
 class Backward:
     """A backward pass that runs once, when a transformation asks for the gradients.
 
@@ -129,36 +114,24 @@ class Backward:
       axes: All axes over which a local gradient differs.
       inner: Those of `axes` that index the devices of one worker.
       is_own: Whether each worker has parameters of its own.
+      has_run: Whether a transformation has asked for the gradients.
       value: What the loss returned; `None` before the backward pass.
       finite: Whether all means were finite, bool[], equal on all workers. The transformation sets
         it.
     """
 
-    finite: jax.Array
-
-    def __init__(
-        self,
-        taker: Taker,
-        loss: Callable[..., Any],
-        value_and_gradient: Callable[..., tuple[Any, PyTree]],
-        params: PyTree,
-        batch: PyTree,
-        axes: tuple[str, ...],
-        inner: tuple[str, ...],
-        has_model_state: bool = False,
-        is_own: bool = False,
-    ):
-        self.taker = taker
-        self.loss = loss
-        self.evaluate = value_and_gradient
-        self.params = params
-        self.batch = batch
-        self.has_model_state = has_model_state
-        self.axes = axes
-        self.inner = inner
-        self.is_own = is_own
-        self.has_run = False
-        self.value: Any = None
+    taker: Taker
+    loss: Callable[..., Any]
+    evaluate: Callable[..., tuple[Any, PyTree]]
+    params: PyTree
+    batch: PyTree
+    axes: tuple[str, ...]
+    inner: tuple[str, ...]
+    has_model_state: bool = False
+    is_own: bool = False
+    has_run: bool = False
+    value: Any = None
+    finite: jax.Array = dataclasses.field(init=False)
 
     def deferred(self) -> PyTree:
         """A deferred gradient in place of each parameter."""
@@ -191,17 +164,16 @@ def _refuse(deferred: "DeferredGradient", *args: object, **kwargs: object) -> No
     raise ValueError(deferred.backward.taker.touched)
 
 
+@dataclasses.dataclass(eq=False)
 class DeferredGradient:
     """One leaf of the gradient of a backward pass that has not run; it refuses arithmetic."""
 
-    def __init__(self, backward: Backward):
-        self.backward = backward
+    backward: Backward
 
-    __jax_array__ = property(_refuse)
-    shape = dtype = size = ndim = real = T = property(_refuse)
+    __getattr__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = astype = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _refuse
 
 
 def backward_of(updates: PyTree) -> Backward | None:
@@ -213,28 +185,14 @@ def backward_of(updates: PyTree) -> Backward | None:
 
 
 def parts_of_value(value: Any, has_model_state: bool, has_aux: bool) -> tuple[Any, PyTree, PyTree]:
-    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks.
-
-    Raises:
-      ValueError: If it is not the pair that the options announce.
-    """
+    """`(loss, model_state, aux)` of what a loss returned; `None` for the parts that it lacks."""
     if not (has_model_state or has_aux):
         return value, None, None
-    both = has_model_state and has_aux
-    parts = value[1] if both and isinstance(value, tuple | list) and len(value) == 2 else value
-    if not (isinstance(parts, tuple | list) and len(parts) == 2):
-        options, pair = "has_model_state=True", "(loss, model_state)"
-        if has_aux:
-            options = f"{options}, has_aux=True" if both else "has_aux=True"
-            pair = "(loss, (model_state, aux))" if both else "(loss, aux)"
-        raise ValueError(
-            f"With `{options}`, `loss_fn` (and the value of `gradients`) must be a pair, "
-            f"`{pair}`, got {jax.tree.structure(value)}. For `window_gradients` and "
-            "`loss_scaled_gradients`, use `functools.partial(window_gradients, has_aux=True)`."
-        )
-    if both:
-        return value[0], *parts
-    return (value[0], value[1], None) if has_model_state else (value[0], None, value[1])
+    loss, rest = value
+    if has_model_state and has_aux:
+        model_state, aux = rest
+        return loss, model_state, aux
+    return (loss, rest, None) if has_model_state else (loss, None, rest)
 
 
 def same_model_state(returned: Any, received: Any) -> Any:
@@ -244,43 +202,14 @@ def same_model_state(returned: Any, received: Any) -> Any:
       ValueError: Unless it has the structure, shapes and dtypes of the one that the loss received.
     """
 
-    def as_array(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array):
-            return x
-        return jnp.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
+    def same(path: tuple[Any, ...], old: jax.Array, x: Any) -> jax.Array:
+        if not isinstance(x, jax.Array):
+            x = jnp.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
+        if (x.shape, x.dtype) != (old.shape, old.dtype):
+            raise ValueError(
+                f"`loss_fn` returned `model_state{jax.tree_util.keystr(path)}` as {x.dtype}"
+                f"{[*x.shape]}, but received it as {old.dtype}{[*old.shape]}."
+            )
+        return x
 
-    new = jax.tree.map(as_array, returned)
-
-    def types(tree: Any) -> dict[str, str]:
-        return {
-            jax.tree_util.keystr(path): f"{x.dtype}{[*x.shape]}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    found, wanted = types(new), types(received)
-    where = next((path for path in wanted if path not in found), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` must return the whole model state, but what it returned lacks "
-            f"`model_state{where}`. With `has_model_state=True` it returns `(loss, model_state)`, "
-            "or, with `has_aux=True` (of `gradients=` too), `(loss, (model_state, aux))`."
-        )
-    where = next((path for path in found if path not in wanted), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}`, which the model state that it received does "
-            "not have: initialize it before the first step."
-        )
-    where = next((path for path in wanted if wanted[path] != found[path]), None)
-    if where is not None:
-        raise ValueError(
-            f"`loss_fn` returned `model_state{where}` as {found[where]}, but received it as "
-            f"{wanted[where]}: return it with the same shape and dtype."
-        )
-    containers: list[Any] = [jax.tree.structure(tree) for tree in (new, received)]
-    if containers[0] != containers[1]:
-        raise ValueError(
-            f"`loss_fn` returned the model state as {containers[0]}, but received it as "
-            f"{containers[1]}: return the same containers."
-        )
-    return new
+    return jax.tree_util.tree_map_with_path(same, received, returned)

@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree
-from jaxcomm._require import require_axis_name
 
 _SPECS: contextvars.ContextVar[Mapping[tuple[str, tuple[int, ...]], PartitionSpec]] = (
     contextvars.ContextVar("specs", default=MappingProxyType({}))
@@ -72,9 +71,8 @@ def require_specs(path: tuple[Any, ...], shape: tuple[int, ...], spec: Partition
     actual = restricted(_SPECS.get().get((where, shape), PartitionSpec()), over)
     if axes_in(actual) and actual != restricted(spec, over):
         raise ValueError(
-            f"`specs` has {spec} at {where or 'the root'}, but the parameter is sharded as "
-            f"{actual}, and its shards would be gathered. Pass "
-            "`jax.tree.map(lambda x: x.sharding.spec, params)`."
+            f"`specs` has {spec} at {where or 'the root'}, but the parameter, sharded as {actual}, "
+            "would be gathered: pass `jax.tree.map(lambda x: x.sharding.spec, params)`."
         )
 
 
@@ -169,11 +167,10 @@ _REPLICATED = PartitionSpec()
 def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) -> tuple[str, ...]:
     """The axes that shard parameters; raises unless `mesh` has them beside those of workers."""
     axes = _axis.names(shard_axes)
-    valid = len(set(axes)) == len(axes) and set(axes) <= set(mesh.axis_names)
-    if not valid or set(axes) & set(_axis.names(axis_name)):
+    if not set(axes) <= set(mesh.axis_names) - set(_axis.names(axis_name)):
         raise ValueError(
-            f"`shard_axes` must name distinct axes of the mesh, {mesh.axis_names}, other than "
-            f"those of the workers, got {shard_axes!r}."
+            f"`shard_axes` must name axes of the mesh, {mesh.axis_names}, other than those of the "
+            f"workers, got {shard_axes!r}."
         )
     if axes and len(set(mesh.axis_types)) > 1:
         # A result with a type over some axes only would be gathered over the others.
@@ -185,18 +182,11 @@ def require_shard_axes(mesh: Mesh, axis_name: AxisName, shard_axes: AxisName) ->
 
 
 def require_axes(mesh: Mesh, axis_name: AxisName) -> None:
-    """Raises unless `mesh` is a mesh with these axes."""
-    if not isinstance(mesh, Mesh):
-        raise ValueError(
-            f"`mesh` must be a `jax.sharding.Mesh`, got {mesh!r}. To simulate several workers on "
-            "one device, use `jaxcomm.simulate`."
-        )
-    require_axis_name(axis_name)
+    """Raises unless `mesh` has these axes."""
     if missing := [name for name in _axis.names(axis_name) if name not in mesh.axis_names]:
         raise ValueError(
-            f"`axis_name`={axis_name!r} names {missing}, which the mesh with axes "
-            f"{mesh.axis_names} does not have: pass `axis_name=` one of them, here and to the "
-            "transformation."
+            f"The mesh with axes {mesh.axis_names} lacks {missing}: pass `axis_name=` one of its "
+            "axes, here and to the transformation."
         )
 
 
@@ -211,9 +201,8 @@ def require_workers(tree: PyTree, sizes: Mapping[str, int], what: str) -> None:
             slices = leaf.shape[0] if leaf.shape else "no"
             raise ValueError(
                 f"{what} at {jax.tree_util.keystr(path)} is for {slices} workers, but there are "
-                f"{workers} here. Values that differ by worker are tied to the number of workers "
-                "they were made for: call `jaxcomm.resize_workers(tx, opt_state, params, "
-                "workers)`, or `jaxcomm.init` for a new state."
+                f"{workers} here: use `jaxcomm.resize_workers(tx, opt_state, params, workers)`, or "
+                "`jaxcomm.init` for a new state."
             )
 
 
@@ -230,11 +219,8 @@ def require_kept(tree: PyTree, what: str) -> None:
 
 def raise_sharded(where: str, sharding: object) -> None:
     raise ValueError(
-        f"{where} is sharded over devices, {sharding}, but here it must be replicated, and jaxcomm "
-        "does not gather it implicitly. Replicate it with `jax.device_put(x, NamedSharding(mesh, "
-        "PartitionSpec()))`; or keep it sharded over axes other than those of the workers, name "
-        "these axes in `shard_axes=`, and wrap the aggregator in `jaxcomm.shard_local`. For "
-        "parameters that are sharded over the axes of the workers, use "
+        f"{where} is sharded over devices, {sharding}, and would be gathered: replicate it; or "
+        "name its axes in `shard_axes=`, with `jaxcomm.shard_local`; or, for axes of workers, use "
         "`jaxcomm.training.fully_sharded_value_and_grad`."
     )
 
@@ -349,6 +335,26 @@ def shard_map(
     return apply
 
 
+def on_a_worker(
+    fn: Callable[..., Any],
+    mesh: Mesh | AbstractMesh,
+    in_specs: tuple[PyTree, ...],
+    args: tuple[PyTree, ...],
+    shard_axes: tuple[str, ...] = (),
+    *,
+    check_vma: bool = True,
+) -> Any:
+    """What `fn` returns while it is traced on a worker: any object, whose arrays have no values."""
+    found: list[Any] = []
+
+    def run(*args: PyTree) -> tuple[()]:
+        found.append(fn(*args))
+        return ()
+
+    jax.eval_shape(shard_map(run, mesh, in_specs, (), shard_axes, check_vma=check_vma), *args)
+    return found[0]
+
+
 def over_workers_of(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """`fn(x)` for leaves `[workers, ...]` of any type; the result is replicated."""
     sharding = explicit_sharding(x)
@@ -414,10 +420,9 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
     """
     if differs := sorted(_axis.varying(index)):
         raise ValueError(
-            f"All workers must run the same branch, but the condition differs over {differs}. If "
-            "`jaxcomm.accumulate` is inside the inner optimizer of `diloco` or inside "
-            "`jaxcomm.per_worker`, wrap the whole instead, as in `jaxcomm.accumulate(diloco(...), "
-            "k)`; likewise other transformations that may skip a step."
+            f"All workers must run the same branch, but the condition differs over {differs}: "
+            "place `jaxcomm.accumulate`, and others that may skip a step, around `diloco` or "
+            "`jaxcomm.per_worker`, and not inside."
         )
 
     def axes_of(*shapes: jax.ShapeDtypeStruct) -> frozenset[str]:
@@ -430,13 +435,7 @@ def collective_switch(index: jax.Array, branches: Sequence[Callable[[], PyTree]]
 
     def aligned(tree: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
-        missing = [
-            tuple(sorted(one - _axis.varying(x))) for one, x in zip(axes, leaves, strict=True)
-        ]
-        cast = [
-            lax.pcast(x, over, to="varying") if over else x
-            for x, over in zip(leaves, missing, strict=True)
-        ]
+        cast = [_axis.typed_over(x, one) for one, x in zip(axes, leaves, strict=True)]
         resharded = [
             x if sharding is None else jax.sharding.reshard(x, sharding)
             for x, sharding in zip(cast, shardings, strict=True)

@@ -26,15 +26,14 @@ def make_key(seed: int | jax.Array) -> jax.Array:
 
 def require_key(key: jax.Array) -> jax.Array:
     """The user's typed `key`, of the implementation that draws the same under `jax.vmap`."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
+    if (
+        key.shape
+        or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        or str(jax.random.key_impl(key)) != _IMPLEMENTATION
+    ):
         raise ValueError(
-            f"`key` must be one typed key, such as `jax.random.key(0)`, got {key.dtype} of shape "
-            f"{key.shape}."
-        )
-    if str(jax.random.key_impl(key)) != _IMPLEMENTATION:
-        raise ValueError(
-            f"`key` must be a {_IMPLEMENTATION} key, got {jax.random.key_impl(key)}, whose draws "
-            f"differ under `jax.vmap`. Use `jax.random.key(seed, impl={_IMPLEMENTATION!r})`."
+            f"`key` must be one typed {_IMPLEMENTATION} key, whose draws are equal under "
+            f"`jax.vmap`, such as `jax.random.key(0, impl={_IMPLEMENTATION!r})`, got {key}."
         )
     return key
 

@@ -27,8 +27,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm._axis import names_itself
-from jaxcomm._contract import CODEC_IN_CHAIN, AxisName, Codec
+from jaxcomm._contract import AxisName, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 
@@ -41,29 +40,20 @@ _Result = TypeVar("_Result")
 
 def described(value: Any) -> str:
     """A short description of a value for an error message."""
-    if isinstance(value, Codec):
-        return "a codec"
-    if isinstance(value, jax.Array):
-        return f"an array, {value.dtype}{[*value.shape]}"
-    if isinstance(value, optax.GradientTransformation):
-        return "an optax transformation"
     if inspect.isfunction(value):
         return f"the function `{value.__name__}`: call it, as in `{value.__name__}(...)`"
     text = repr(value)
     return text if len(text) <= 80 else f"a `{type(value).__name__}`"
 
 
-def require_axis_name(axis_name: Any, option: str = "axis_name", keywords: str = "") -> None:
-    """Raises unless `axis_name` is a name or a tuple of distinct names; `keywords`: a hint."""
-    several = axis_name if isinstance(axis_name, tuple | list) and axis_name else (axis_name,)
-    if not all(isinstance(name, str) for name in several):
+def require_axis_name(axis_name: Any, option: str = "axis_name") -> None:
+    """Raises unless `axis_name` is a name or a tuple of distinct names."""
+    several = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+    are_names = all(isinstance(name, str) for name in several)
+    if not several or not are_names or len(set(several)) < len(several):
         raise ValueError(
-            f"`{option}` must be the name of a mesh axis, or several in a tuple, got "
-            f"{described(axis_name)}.{keywords}"
-        )
-    if len(set(several)) < len(several):
-        raise ValueError(
-            f"`{option}` must name one axis or several distinct axes, got {axis_name!r}."
+            f"`{option}` must be the name of a mesh axis, or a tuple of several distinct axes, got "
+            f"{described(axis_name)}."
         )
 
 
@@ -78,36 +68,14 @@ def presence(present: Any, workers: int) -> jax.Array:
     return present
 
 
-def flag_of_all(flag: Any, option: str) -> jax.Array:
-    """A flag that is equal on all workers, bool[]; raises unless it is one bool."""
-    flag = jnp.asarray(flag)
-    if flag.dtype != bool or flag.shape:
-        raise ValueError(
-            f"`{option}` must be one bool for all workers, got {flag.dtype}{[*flag.shape]}."
-        )
-    return flag
-
-
-def require_codec(codec: Any, option: str = "codec", *, user: str = "") -> None:
-    """Raises unless `codec` is a codec."""
-    if not isinstance(codec, Codec):
-        of = f" of `{user}`" if user else ""
-        raise ValueError(
-            f"`{option}`{of} must be a codec, such as `jaxcomm.compression.quantizers.dither()`, "
-            f"got {described(codec)}."
-        )
-
-
 def require_transformation(tx: Any, option: str = "tx") -> None:
     """Raises unless `tx` is an optax transformation that can contain collectives."""
     if isinstance(tx, optax.MultiSteps):
         raise ValueError(
-            f"`{option}` is `optax.MultiSteps`, which would communicate in every mini-step and "
-            "discard most of the results: use `jaxcomm.accumulate(tx, k)` instead."
+            f"`{option}` is `optax.MultiSteps`, which would communicate in every mini-step: use "
+            "`jaxcomm.accumulate(tx, k)` instead."
         )
-    if isinstance(tx, Codec):
-        raise ValueError(CODEC_IN_CHAIN)
-    if inspect.isroutine(tx) or not (hasattr(tx, "init") and hasattr(tx, "update")):
+    if isinstance(tx, Codec) or not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"`{option}` must be an optax transformation, got {described(tx)}.")
 
 
@@ -173,6 +141,9 @@ def _rule(annotation: Any) -> _Rule:
             lambda x: is_number(x) and all(x in each for each in ranges),
             f"a Python {kind.__name__}{within}",
         )
+    if kind is Codec:
+        example = "a codec, such as `jaxcomm.compression.quantizers.dither()`"
+        return _Rule(lambda x: isinstance(x, Codec), example)
     if kind is type(None):
         return _Rule(lambda x: x is None, "None")
     if kind is jax.Array:
@@ -198,25 +169,6 @@ def require_option(value: Any, option: str, annotation: Any) -> None:
     raise ValueError(f"`{option}` must be {', or '.join(texts)}, got {described(value)}.{hint}")
 
 
-def require_arrays(tree: Any, option: str) -> None:
-    """Raises unless all leaves are arrays or numbers; frameworks keep other values beside them."""
-    if hasattr(tree, "params") and hasattr(tree, "opt_state"):
-        raise ValueError(
-            f"`{option}` must be a tree of arrays, got a `{type(tree).__name__}`: pass its "
-            "attribute `params`, and its `opt_state` as the optimizer state."
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-        if not is_array and not isinstance(leaf, bool | int | float | complex):
-            raise ValueError(
-                f"`{option}{jax.tree_util.keystr(path)}` must be an array, got a "
-                f"`{type(leaf).__name__}`. Pass only the arrays of a model: "
-                "`model.init(...)['params']` of flax.linen, `model.init(...)` of haiku, "
-                "`nnx.split(model, nnx.Param, ...)`, or `equinox.partition(model, "
-                "equinox.is_inexact_array)`."
-            )
-
-
 _TRANSFORMATIONS = {optax.GradientTransformation, optax.GradientTransformationExtraArgs}
 
 
@@ -232,30 +184,21 @@ def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
 
     An option may be traced if its annotation includes `jax.Array`.
     """
-    signature, named = inspect.signature(construct), names_itself(construct)
-    names = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    keywords = f" Pass by keyword: {', '.join(f'`{name}=`' for name in names)}." if names else ""
+    signature = inspect.signature(construct)
 
     @functools.wraps(construct)
     def checked_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            hint = keywords if "positional" in str(error) else ""
-            raise TypeError(f"`{construct.__name__}`: {error}.{hint}") from None
-        for option, value in bound.arguments.items():
+        for option, value in signature.bind(*args, **kwargs).arguments.items():
             annotation = annotations_of(construct)[option]
             kinds = {*_members(annotation)} - ({type(None)} if value is not None else set())
             if annotation == AxisName:
                 if value != () or signature.parameters[option].default != ():
-                    require_axis_name(value, option, keywords)
+                    require_axis_name(value, option)
             elif kinds and kinds <= _TRANSFORMATIONS:
                 require_transformation(value, option)
-            elif kinds == {Codec}:
-                require_codec(value, option, user=construct.__name__)
             else:
                 require_option(value, option, annotation)
-        return named(*args, **kwargs)
+        return construct(*args, **kwargs)
 
     return checked_construct
 
@@ -279,11 +222,9 @@ def own_weight(weight: jax.Array | float, dtype: Any = jnp.float32) -> jax.Array
         raise ValueError(
             f"`weight` must be a scalar on each worker, got shape {jnp.shape(weight)}."
         )
-    if not isinstance(weight, jax.core.Tracer):
-        if not 0 <= float(weight) < math.inf:
-            raise ValueError(f"`weight` must be a finite number of at least 0, got {weight}.")
-        if float(weight) and not _LEAST_WEIGHT <= float(weight) <= _MOST_WEIGHT:
-            raise ValueError(f"`weight` must be 0 or from 2**-100 to 2**100, got {weight}.")
+    is_known = not isinstance(weight, jax.core.Tracer)
+    if is_known and weight != 0 and not _LEAST_WEIGHT <= float(weight) <= _MOST_WEIGHT:
+        raise ValueError(f"`weight` must be 0 or from 2**-100 to 2**100, got {weight}.")
     own = jnp.asarray(weight, jnp.float32)
     # Compares bits, and 0 wraps, because a denormal number equals 0 where denormals are flushed.
     bits, least = (
@@ -294,20 +235,27 @@ def own_weight(weight: jax.Array | float, dtype: Any = jnp.float32) -> jax.Array
     return jnp.where((own >= 0) & (own <= _MOST_WEIGHT) & ~tiny, exactly, jnp.nan)
 
 
+_PRIVATE, _AGGREGATOR = "differentially_private_aggregate", "an aggregator"
+
+
 # Transformations of optax without state that are not linear: of the mean over workers they are not
 # the mean of those of the workers. Those with state raise, since it differs by worker.
-NOT_LINEAR = {
+_CLIPS = (
     *("adaptive_grad_clip", "clip", "clip_by_block_rms", "clip_by_global_norm"),
     *("keep_params_nonnegative", "normalize", "normalize_by_update_norm", "scale_by_sign"),
     "scale_by_trust_ratio",
+)
+
+
+# What must not come before an aggregator, and why.
+_MISPLACED = {
+    **{
+        name: "would clip each worker's own gradient. Place it after the aggregator; or, if that "
+        f"is meant, write `jaxcomm.per_worker(optax.{name}(...))`."
+        for name in _CLIPS
+    },
+    "add_noise": "would add the same noise on all workers. Place it after the aggregator.",
 }
-
-
-# Those that add noise: their keys are equal on all workers.
-_NOISE = {"add_noise"}
-
-
-_PRIVATE = {"differentially_private_aggregate"}
 
 
 # Those that run what they wrap in a branch, where no collective may be, and what to do instead.
@@ -328,97 +276,56 @@ _OF_EACH_WORKER = (
 _AGGREGATORS = ("jaxcomm.aggregation", "jaxcomm.methods")
 
 
-class _Holds(NamedTuple):
-    """What a transformation consists of: its first part of the sets above, and an aggregator."""
-
-    clip: str = ""
-    aggregates: bool = False
-
-
-def _closed_over(function: Any) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found = {}
-    for name, cell in cells:
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # The variable has no value yet.
-            continue
+def _in_turn(parts: Iterable[Any], path: tuple[Any, ...]) -> set[str]:
+    found: set[str] = set()
+    for part in parts:
+        inside = _held(part, path)
+        if _AGGREGATOR in inside and (early := sorted(found & {*_MISPLACED})):
+            raise ValueError(f"`optax.{early[0]}` before an aggregator {_MISPLACED[early[0]]}")
+        found |= inside
+    if {_AGGREGATOR, _PRIVATE} <= found:
+        raise ValueError(
+            f"`optax.contrib.{_PRIVATE}` takes the gradient of each example: return the mean of "
+            "clipped ones from `gradients=` of the step, and add noise after the aggregator."
+        )
     return found
 
 
-def _in_turn(parts: Iterable[Any], path: tuple[Any, ...]) -> _Holds:
-    clip, aggregates = "", False
-    for part in parts:
-        holds = _held(part, path)
-        if (aggregates or holds.aggregates) and _PRIVATE & {clip, holds.clip}:
-            raise ValueError(
-                "`optax.contrib.differentially_private_aggregate` takes the gradient of each "
-                "example, which workers must not average, and its noise is equal on all of them. "
-                "Return the mean of the examples' clipped gradients from `gradients=` of the step, "
-                "and add noise after the aggregator, as in `optax.chain(jaxcomm.mean(), "
-                "optax.add_noise((noise_multiplier * max_norm / global_batch) ** 2, 0.0, key=key), "
-                "...)`."
-            )
-        if holds.aggregates and clip in _NOISE:
-            raise ValueError(
-                f"`tx` would add the same noise on all workers, and the mean would have all of it: "
-                f"`optax.{clip}` comes before an aggregator. Place it after the aggregator."
-            )
-        if holds.aggregates and clip:
-            raise ValueError(
-                f"`tx` would clip each worker's own gradient: `optax.{clip}` comes before an "
-                "aggregator, and the mean of what it returns is not what one device computes from "
-                "the whole batch. Place it after the aggregator, as in `optax.chain("
-                f"jaxcomm.mean(), optax.{clip}(...), ...)`; or, if each worker should clip its "
-                f"own, write `jaxcomm.per_worker(optax.{clip}(...))`."
-            )
-        clip, aggregates = clip or holds.clip, aggregates or holds.aggregates
-    return _Holds(clip, aggregates)
-
-
-def _beside(parts: Iterable[Any], path: tuple[Any, ...]) -> _Holds:
-    held = [_held(part, path) for part in parts]
-    return _Holds(
-        next((each.clip for each in held if each.clip), ""), any(each.aggregates for each in held)
-    )
-
-
-def _held(node: Any, path: tuple[Any, ...]) -> _Holds:
+def _held(node: Any, path: tuple[Any, ...]) -> set[str]:
     """What a transformation or update function consists of, from the variables of its functions.
 
-    Functions that are neither of optax nor of jaxcomm hold nothing.
+    Those are the transformations named above, and aggregators. Functions that are neither of optax
+    nor of jaxcomm hold nothing.
     """
     if any(node is other for other in path):
-        return _Holds()
+        return set()
     path = (*path, node)
     if isinstance(node, optax.GradientTransformation):
         return _held(node.update, path)
-    if isinstance(node, Codec):
-        raise ValueError(CODEC_IN_CHAIN)
     if hasattr(node, "aggregator"):  # The update function of one.
-        return _Holds(aggregates=node.aggregator.kind == "mean")
-    if isinstance(node, Mapping):
-        return _beside(node.values(), path)
-    if isinstance(node, tuple | list):
-        return _beside(node, path)
+        return {_AGGREGATOR} if node.aggregator.kind == "mean" else set()
+    if isinstance(node, Mapping | tuple | list):
+        parts = node.values() if isinstance(node, Mapping) else node
+        return set().union(*(_held(part, path) for part in parts))
     if not inspect.isfunction(node):
-        return _Holds()
+        return set()
     module, (name, *inside) = node.__module__ or "", node.__qualname__.split(".")
-    if module.startswith("optax.") and name in NOT_LINEAR | _NOISE | _PRIVATE:
-        return _Holds(clip=name)
+    if module.startswith("optax.") and name in (*_MISPLACED, _PRIVATE):
+        return {name}
     if not inside or not module.startswith(("optax.", "jaxcomm.")):
-        return _Holds(aggregates=module.startswith(_AGGREGATORS) and "inner_factory" in path)
+        made_later = module.startswith(_AGGREGATORS) and "inner_factory" in path
+        return {_AGGREGATOR} if made_later else set()
     if module.startswith(_OF_EACH_WORKER):
-        return _Holds()
-    variables = _closed_over(node)
+        return set()
+    cells = zip(node.__code__.co_freevars, node.__closure__ or (), strict=True)
+    # An empty cell belongs to a variable that has no value yet.
+    variables = {name: x.cell_contents for name, x in cells if x != types.CellType()}
     if name == "chain" and "update_fns" in variables:
         return _in_turn(variables["update_fns"], path)
     if name == "named_chain" and "transforms" in variables:
         return _in_turn([tx for _, tx in variables["transforms"]], path)
-    if name == "inject_hyperparams":
-        return _beside([*variables.values()], (*path, "inner_factory"))
-    held = _beside(variables.values(), path)
-    if held.aggregates and name in _BRANCHES:
+    held = _held(variables, (*path, *(["inner_factory"] if name == "inject_hyperparams" else [])))
+    if _AGGREGATOR in held and name in _BRANCHES:
         raise ValueError(
             f"An aggregator cannot run inside `optax.{name}`, whose branch some workers may not "
             f"take: {_BRANCHES[name]}."

@@ -22,8 +22,8 @@ from jax.sharding import (
 from jaxcomm import _axis
 from jaxcomm._axis import own_params, state_specs
 from jaxcomm._contract import AxisName, PerWorker, PyTree
-from jaxcomm._mesh import require_axes, shard_map
-from jaxcomm._workers import consensus, init, replicate, worker_axes
+from jaxcomm._mesh import on_a_worker, require_axes
+from jaxcomm._workers import consensus, init, mean_of_rows, replicate, worker_axes
 
 Rule = Callable[[PyTree, PyTree], PyTree]
 """`(state, initial state for the new workers) -> state for the new workers`; leaves are global."""
@@ -145,16 +145,13 @@ def mean_over_workers(x: Any, workers: int, where: str) -> Any:
       ValueError: If the leaf has no mean, and differs by worker.
     """
     if jnp.issubdtype(x.dtype, jnp.floating):
-        wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
-        one = (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
-        return jnp.broadcast_to(one, (workers, *one.shape))
+        return jnp.broadcast_to(mean_of_rows(jnp.asarray(x)), (workers, *x.shape[1:]))
     keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(x) if keys else x)
     if (words != words[:1]).any():
         raise ValueError(
-            f"The state{where} is {x.dtype} and differs by worker, so it has no mean, and its "
-            "transformation states no rule for another number of workers. Make a new state with "
-            "`jaxcomm.init`."
+            f"The state{where} is {x.dtype} and differs by worker, so it has no mean: make a "
+            "new one with `jaxcomm.init`."
         )
     return jnp.broadcast_to(x[:1], (workers, *x.shape[1:]))
 
@@ -193,8 +190,7 @@ def _leaf_by_default(path: tuple[Any, ...], old: Any, new: Any) -> Any:
     if old.shape != new.shape or old.dtype != new.dtype:
         raise ValueError(
             f"The state{where} is {old.dtype}{list(old.shape)}, but the new workers need "
-            f"{new.dtype}{list(new.shape)}: it was made for other parameters or another `tx`, or "
-            "its shape depends on the number of workers."
+            f"{new.dtype}{list(new.shape)}: it was made for other parameters or another `tx`."
         )
     return old
 
@@ -205,9 +201,8 @@ def _require_axes_of_workers(state: PyTree, axis_name: AxisName) -> None:
         axes = _axis.per_worker_axes(path)
         if not {*axes} <= {*_axis.names(axis_name)}:
             raise ValueError(
-                f"The state{jax.tree_util.keystr(path)} differs over {axes}, "
-                f"but `axis_name` is {axis_name!r}. Name all axes of the workers; state of shards, "
-                "from `shard_local`, cannot be resized."
+                f"The state{jax.tree_util.keystr(path)} differs over {axes}, but `axis_name` is "
+                f"{axis_name!r}: name all axes of the workers. State of shards has no mean."
             )
 
 
@@ -217,8 +212,7 @@ def _on_one_device(tree: PyTree, what: str) -> PyTree:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise ValueError(
                 f"`{what}{jax.tree_util.keystr(path)}` is on devices of several processes: save "
-                "it, and resize it with `jaxcomm.checkpoint.Checkpoints.restore(start, tx=, "
-                "workers=)`."
+                "it, and use `jaxcomm.checkpoint.Checkpoints.restore(start, tx=, workers=)`."
             )
     return jax.device_put(tree, SingleDeviceSharding(jax.local_devices()[0]))
 
@@ -242,8 +236,8 @@ def _applied(of_old: PyTree, raw: PyTree, noted: list[Noted], old: PyTree, new: 
     leaves, treedef = flat
     if len(rules) > sum(id(node) in rules for _, node in leaves):
         raise ValueError(
-            "A wrapper in `tx`, such as `shard_local`, has a state whose rule for another number "
-            "of workers is unknown. Make a new state with `jaxcomm.init`."
+            "A wrapper in `tx`, such as `shard_local`, has a state whose rule for other workers "
+            "is unknown: make a new one with `jaxcomm.init`."
         )
 
     def resized(leaf: tuple[Any, Any], node_of_old: Any, before: Any, after: Any) -> Any:
@@ -251,13 +245,7 @@ def _applied(of_old: PyTree, raw: PyTree, noted: list[Noted], old: PyTree, new: 
         rule = rules.get(id(node), functools.partial(_leaf_by_default, path))
         return with_arrays(rule, node_of_old, node)(before, after)
 
-    try:
-        olds = treedef.flatten_up_to(old)
-    except ValueError as error:
-        raise ValueError(
-            f"`opt_state` does not belong to this `tx`: {str(error).splitlines()[0]}"
-        ) from error
-    trees = treedef.flatten_up_to(of_old), olds, treedef.flatten_up_to(new)
+    trees = [treedef.flatten_up_to(tree) for tree in (of_old, old, new)]
     whole: PyTree = treedef.unflatten([resized(*each) for each in zip(leaves, *trees, strict=True)])
     return whole
 
@@ -267,15 +255,9 @@ def _recorded(
 ) -> tuple[PyTree, list[Noted]]:
     """The initial state of a worker among so many, while it is traced, and the rules of nodes."""
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
-    raw: list[PyTree] = []
-
-    def record(params: PyTree) -> tuple[()]:
-        raw.append(tx.init(own_params(params)))
-        return ()
-
+    first = lambda params: tx.init(own_params(params))  # noqa: E731
     with noting() as noted:
-        jax.eval_shape(shard_map(record, mesh, (state_specs(params),), ()), params)
-    return raw[0], noted
+        return on_a_worker(first, mesh, (state_specs(params),), (params,)), noted
 
 
 def _old_sizes(

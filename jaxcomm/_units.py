@@ -124,16 +124,10 @@ def require_floating(tree: PyTree) -> None:
     """Raises if a leaf is not floating-point, and names its path."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            remedy = (
-                "Split real and imaginary parts into separate leaves with "
-                "`optax.contrib.split_real_and_imaginary(tx)`."
-                if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-                else "Mask it with `optax.masked`; or, if a framework keeps it beside the "
-                "parameters, pass the parameters only, as in `nnx.split(model, nnx.Param, ...)`."
-            )
             raise ValueError(
                 f"The update at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}: only "
-                f"floating-point leaves can be averaged. {remedy}"
+                "floating-point leaves can be averaged. Mask it with `optax.masked`, or use "
+                "`optax.contrib.split_real_and_imaginary(tx)`."
             )
 
 

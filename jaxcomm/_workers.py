@@ -14,8 +14,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree, reports, require_state
 from jaxcomm._mesh import (
+    axes_in,
     is_traced,
     kept_specs,
+    on_a_worker,
     over_workers_of,
     place,
     require_axes,
@@ -34,7 +36,6 @@ from jaxcomm._require import (
     checked,
     described,
     own_weight,
-    require_arrays,
     require_axis_name,
     require_clips_of_the_mean,
     require_transformation,
@@ -70,9 +71,7 @@ def require_exchange_last(state: Any, mixing: set[int]) -> None:
         if mixes(node) and not mixes(after):
             raise ValueError(
                 "Gossip or local steps must be last in `optax.chain`, since they average the "
-                "parameters that the optimizer has moved, as in `optax.chain(optax.sgd(0.1), "
-                "gossip.dpsgd(graph))` or `optax.chain(optax.sgd(0.1), local_sgd(period=8))`. Here "
-                "another transformation follows: place it before."
+                "parameters that the optimizer has moved: place other transformations before them."
             )
 
 
@@ -82,9 +81,8 @@ def worker_axes(workers: int | Mapping[str, int], axis_name: AxisName) -> dict[s
     sizes = workers if isinstance(workers, Mapping) else {_axis.label(axis_name): workers}
     if any("," in name or not isinstance(size, int) or size < 1 for name, size in sizes.items()):
         raise ValueError(
-            "The number of workers must be an int of at least 1, or a dict of the sizes of all "
-            f"axes, such as {{'dcn': 2, 'ici': 4}}, got {described(workers)} for "
-            f"`axis_name`={axis_name!r}. On a mesh use `jaxcomm.make_step`."
+            "The number of workers must be an int of at least 1, or a dict of sizes by axis, got "
+            f"{described(workers)} for `axis_name`={axis_name!r}."
         )
     return dict(sizes)
 
@@ -98,49 +96,40 @@ def over_workers(
     """
 
     def axes_of(spec: PartitionSpec) -> list[str]:
-        first = spec[0] if spec else ()
-        return [first] if isinstance(first, str) else list(first or ())
+        return [*axes_in(PartitionSpec(*spec[:1]))]
+
+    def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
+        sizes = [axes[name] for name in axes_of(spec)]
+        rows = lambda x: x.shape[0] // math.prod(sizes)  # noqa: E731
+        return jax.tree.map(lambda x: x.reshape(*sizes, rows(x), *x.shape[1:]), tree)
+
+    def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
+        parts = len(axes_of(spec)) + 1
+        # `reshape` cannot infer -1 for an empty array.
+        return jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:parts]), *x.shape[parts:]), tree)
+
+    def of_split(change: Callable[..., PyTree], specs: PyTree, trees: PyTree) -> PyTree:
+        return jax.tree.map(lambda spec, x: change(spec, x) if axes_of(spec) else x, specs, trees)
 
     def apply(*args: PyTree) -> PyTree:
-        def split(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            # `reshape` uses the order of the spec, `jax.vmap` that of the axes.
-            spec_axes = axes_of(spec)
-            sizes = [axes[name] for name in spec_axes]
-            order = [spec_axes.index(name) for name in axes if name in spec_axes]
-
-            def split_leaf(x: jax.Array) -> jax.Array:
-                parts = x.reshape(*sizes, x.shape[0] // math.prod(sizes), *x.shape[1:])
-                return parts.transpose(*order, *range(len(order), parts.ndim))
-
-            return jax.tree.map(split_leaf, tree) if spec_axes else tree
-
-        def join(spec: PartitionSpec, tree: PyTree) -> PyTree:
-            spec_axes = axes_of(spec)
-            mapped_axes = [name for name in axes if name in spec_axes]
-            order = [mapped_axes.index(name) for name in spec_axes]
-
-            def join_leaf(x: jax.Array) -> jax.Array:
-                parts = x.transpose(*order, *range(len(order), x.ndim))
-                # `reshape` cannot infer -1 for an empty array.
-                rows = math.prod(parts.shape[: len(order) + 1])
-                return parts.reshape(rows, *parts.shape[len(order) + 1 :])
-
-            return jax.tree.map(join_leaf, tree) if spec_axes else tree
-
         mapped = fn
-        for name in reversed([*axes]):
-            mapped_over = lambda specs, name=name: jax.tree.map(  # noqa: E731
-                lambda spec: 0 if name in axes_of(spec) else None, specs
-            )
+        for number, name in reversed([*enumerate(axes)]):
+            outer = [*axes][:number]  # Mapped already, so that they are dimensions no more.
+
+            def dimension(
+                spec: PartitionSpec, name: str = name, outer: list[str] = outer
+            ) -> int | None:
+                left = [other for other in axes_of(spec) if other not in outer]
+                return left.index(name) if name in left else None
+
             mapped = jax.vmap(
                 mapped,
-                in_axes=mapped_over(in_specs),
-                out_axes=mapped_over(out_specs),
+                in_axes=jax.tree.map(dimension, in_specs),
+                out_axes=jax.tree.map(dimension, out_specs),
                 axis_name=name,
                 axis_size=axes[name],
             )
-        split_args = jax.tree.map(split, in_specs, args)
-        return jax.tree.map(join, out_specs, mapped(*split_args))
+        return of_split(join, out_specs, mapped(*of_split(split, in_specs, args)))
 
     return apply
 
@@ -188,7 +177,6 @@ def init(
     """
     require_transformation(tx)
     require_clips_of_the_mean(tx)
-    structure: list[PyTree] = []
     param_specs = _axis.state_specs(params)
 
     def first(params: PyTree) -> optax.OptState:
@@ -198,8 +186,8 @@ def init(
         require_exchange_last(state, mixing)
         return state
 
-    def record(params: PyTree) -> tuple[()]:
-        # The structure of the state is known only after tracing `tx.init` on the workers.
+    def structure(params: PyTree) -> PyTree:
+        """Of the state, which is known only after tracing `tx.init` on the workers."""
         state = first(params)
         _axis.require_replicated(
             state,
@@ -207,8 +195,7 @@ def init(
             "The optimizer state",
             "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`.",
         )
-        structure.append(jax.tree.map(lambda x: 0, state))
-        return ()
+        return jax.tree.map(lambda x: 0, state)
 
     axes = dict(workers.shape) if isinstance(workers, Mesh) else worker_axes(workers, axis_name)
     mesh: Mesh | AbstractMesh = (
@@ -216,21 +203,16 @@ def init(
         if isinstance(workers, Mesh)
         else AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     )
-    require_arrays(params, "params")
     require_workers(params, axes, "The parameters")
     require_kept(params, "params")
     if not isinstance(mesh, Mesh):
-        if shard_axes:
-            raise ValueError("`shard_axes` needs a mesh: simulated workers have no such axes.")
-        jax.eval_shape(shard_map(record, mesh, (param_specs,), ()), params)
-        specs = _axis.state_specs(structure[0])
+        specs = _axis.state_specs(on_a_worker(structure, mesh, (param_specs,), (params,)))
         simulated = over_workers(first, axes, (param_specs,), specs)
         return jax.jit(simulated)(jax.tree.map(strong, params))
     shards = require_shard_axes(mesh, (), shard_axes)
     placed = param_specs if is_traced(params) else kept_specs(params, mesh, param_specs, shards)
     with tracing(shards, params, jax.tree.leaves(placed)):
-        jax.eval_shape(shard_map(record, mesh, (param_specs,), (), shards), params)
-        specs = _axis.state_specs(structure[0])
+        specs = _axis.state_specs(on_a_worker(structure, mesh, (param_specs,), (params,), shards))
         run = shard_map(first, mesh, (param_specs,), specs, shards)
         if is_traced(params):
             return run(params)
@@ -257,8 +239,7 @@ def replicate(
       and :func:`jaxcomm.simulate`. Nothing is sent except to place the copies.
 
     Raises:
-      ValueError: If the mesh has no such axis, the number of workers is not a positive int, or
-        `params` differ by worker already, or have the key 'per_worker'.
+      ValueError: If the mesh has no such axis, or the number of workers is not a positive int.
 
     Example:
       >>> import jax.numpy as jnp, jaxcomm
@@ -280,9 +261,7 @@ def replicate(
         out = PerWorker({axis: jax.tree.map(kept, params)})
     else:
         sizes, out = worker_axes(workers, axis_name), None
-    copies = 1
-    for name in _axis.names(axis_name):
-        copies *= sizes[name]
+    copies = math.prod(sizes[name] for name in _axis.names(axis_name))
 
     def copy(params: PyTree) -> PerWorker:
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (copies, *x.shape)), params)
@@ -290,27 +269,22 @@ def replicate(
             {axis: jax.tree.map(retyped, own, *out.per_worker.values()) if out else own}
         )
 
-    if isinstance(params, PerWorker):
-        raise ValueError(
-            f"`params` differ by worker over {[*params.per_worker]} already: replicate the "
-            "parameters of one worker, such as `jaxcomm.consensus(params)`."
-        )
-    require_arrays(params, "params")
     require_kept(params, "params")
     params = jax.tree.map(jnp.asarray, params)
     return cast(PerWorker, jax.jit(copy, out_shardings=out)(params) if out else copy(params))
 
 
-def of_all(params: PyTree, caller: str) -> PyTree:
+def of_all(params: PerWorker) -> PyTree:
     """The leaves `[workers, ...]` of parameters that differ by worker."""
-    if not isinstance(params, PerWorker):
-        raise ValueError(
-            f"`{caller}` takes parameters that differ by worker, from `jaxcomm.replicate`, got "
-            f"a {type(params).__name__}."
-        )
     require_kept(params, "params")
     (leaves,) = params.per_worker.values()
     return leaves
+
+
+def mean_of_rows(x: jax.Array) -> jax.Array:
+    """`[workers, ...] -> [...]`, in at least float32; exact if all rows are equal."""
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
 
 def consensus(params: PerWorker) -> PyTree:
@@ -328,9 +302,6 @@ def consensus(params: PerWorker) -> PyTree:
     Returns:
       Parameters without the leading axis of workers, with the same dtypes.
 
-    Raises:
-      ValueError: If `params` do not differ by worker.
-
     Example:
       >>> import jax.numpy as jnp, jaxcomm
       >>> print(jaxcomm.consensus(jaxcomm.PerWorker({"data": jnp.array([[1.0], [4.0]])})))
@@ -338,12 +309,9 @@ def consensus(params: PerWorker) -> PyTree:
     """
 
     def mean(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x[0]
-        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+        return mean_of_rows(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
 
-    return jax.tree.map(lambda x: over_workers_of(mean, x), of_all(params, "consensus"))
+    return jax.tree.map(lambda x: over_workers_of(mean, x), of_all(params))
 
 
 def consensus_distance(params: PerWorker) -> jax.Array:
@@ -359,9 +327,6 @@ def consensus_distance(params: PerWorker) -> jax.Array:
     Returns:
       float32[].
 
-    Raises:
-      ValueError: If `params` do not differ by worker.
-
     Example:
       >>> import jax.numpy as jnp, jaxcomm
       >>> print(jaxcomm.consensus_distance(jaxcomm.PerWorker({"data": jnp.array([1.0, 4.0])})))
@@ -374,11 +339,7 @@ def consensus_distance(params: PerWorker) -> jax.Array:
         from_mean = from_first - jnp.mean(from_first, axis=0, keepdims=True)
         return jnp.sum(jnp.square(from_mean.astype(jnp.float32)))
 
-    leaves = [
-        x
-        for x in jax.tree.leaves(of_all(params, "consensus_distance"))
-        if jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
+    leaves = [x for x in jax.tree.leaves(of_all(params)) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return sum((over_workers_of(distance, x) for x in leaves), jnp.float32(0))
 
 
@@ -415,7 +376,6 @@ def per_worker(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> PerWorker:
-        _axis.require_bound(axis_name)
         return _axis.marked(inner.init(params), axis_name)
 
     def update_fn(

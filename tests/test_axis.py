@@ -56,28 +56,6 @@ def test_gradients_are_local_in_shard_map(check: bool) -> None:
     np.testing.assert_allclose(local, by_hand, rtol=1e-6)
 
 
-def _loop_from_a_constant(w: jax.Array, x: jax.Array) -> jax.Array:
-    add = lambda c, row: (c + jnp.sum((row @ w) ** 2) / len(x), None)  # noqa: E731
-    return lax.scan(add, jnp.float32(0), x)[0]
-
-
-def _branch_of_a_constant(w: jax.Array, x: jax.Array) -> jax.Array:
-    return lax.cond(jnp.sum(x) > 0, lambda: loss(w, x), lambda: jnp.float32(0))
-
-
-@pytest.mark.parametrize("fn", [_loop_from_a_constant, _branch_of_a_constant])
-def test_a_loss_that_types_refuse_names_the_remedy(fn: Any) -> None:
-    def mean(w: jax.Array, x: jax.Array) -> jax.Array:
-        tx = jaxcomm.mean()
-        return tx.update(jaxcomm.local_value_and_grad(fn)(w, x)[1], tx.init(w))[0]
-
-    with pytest.raises(TypeError, match="manual axis types") as caught:
-        on_mesh(mean, W, X)
-    assert any("Pass `check_vma=False` to this" in note for note in caught.value.__notes__)
-    expected = jax.grad(fn)(W, X)
-    np.testing.assert_allclose(on_mesh(mean, W, X, check=False), expected, rtol=1e-6)
-
-
 def test_gradients_are_local_under_vmap() -> None:
     gradient = lambda x: jaxcomm.local_value_and_grad(loss)(W, x[None])[1]  # noqa: E731
     local = jax.vmap(gradient, axis_name="data")(X)

@@ -122,13 +122,9 @@ def test_axes_have_to_be_those_of_the_step() -> None:
     tx = optax.sgd(0.1)
     step = jaxcomm.simulate(lambda x, b: jnp.sum(x) * jnp.mean(b), tx, {"data": 2, "model": 2})
     with pytest.raises(
-        ValueError, match=r"differs over the axes \['data,model'\], but `axis_name` is 'data'"
+        ValueError,
+        match=r"differs over the axes \['data', 'model'\], with which `axis_name`='data'",
     ):
         step(params, tx.init(jnp.ones(3)), jnp.ones(4))
-    with pytest.raises(ValueError, match="does not have"):
+    with pytest.raises(ValueError, match="lacks"):
         jaxcomm.replicate(jnp.ones(3), mesh_of(2), axis_name="model")
-
-
-def test_copies_are_not_copied_again() -> None:
-    with pytest.raises(ValueError, match=r"differ by worker over \['data'\] already: .*consensus"):
-        jaxcomm.replicate(jaxcomm.replicate(jnp.ones(3), 2), 2)

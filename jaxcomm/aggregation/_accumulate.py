@@ -9,7 +9,7 @@ import optax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PerWorker, PyTree, require_state
 from jaxcomm._mesh import collective_cond
-from jaxcomm._require import Positive, checked, flag_of_all, own_weight, weight_dtype
+from jaxcomm._require import Positive, checked, own_weight, weight_dtype
 from jaxcomm._resize import resized_by, weighted_mean_of_workers
 from jaxcomm._units import require_floating
 
@@ -54,8 +54,7 @@ def accumulate(
 
     Raises:
       ValueError: If `every` is not a positive Python int; in `init`, if `axis_name` is not bound;
-        in `update`, if an update is already summed or not floating-point, or `flush` is not one
-        bool.
+        in `update`, if an update is already summed or not floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -83,7 +82,6 @@ def accumulate(
         return mark(jax.tree.map(zeros, tree), jnp.zeros((), weight_dtype(tree)))
 
     def init_fn(params: PyTree) -> AccumulateState:
-        _axis.require_bound(axis_name)
         require_floating(params)
         own = resized_by(empty(params), weighted_mean_of_workers)
         return AccumulateState(jnp.zeros((), jnp.int32), own, inner.init(params))
@@ -115,7 +113,7 @@ def accumulate(
         last = state.mini_step >= every - 1  # It is beyond if the state is of a larger `every`.
         if flush is not None:
             extra_args = {**extra_args, "flush": flush}
-            last |= flag_of_all(flush, "flush")
+            last |= jnp.asarray(flush)
 
         def update() -> tuple[PyTree, AccumulateState]:
             gradients = jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, updates)

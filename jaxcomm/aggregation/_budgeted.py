@@ -20,7 +20,7 @@ from jaxcomm._contract import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._require import checked, require_codec
+from jaxcomm._require import checked, require_option
 from jaxcomm.aggregation._all_gather import decode_local, encode_local
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
@@ -94,7 +94,7 @@ def require_slow(slow: Any) -> None:
 
 def require_unbiased_codec(codec: Codec, option: str) -> None:
     """Raises unless the codec is unbiased and has no memory."""
-    require_codec(codec, option, user="budgeted_mean")
+    require_option(codec, option, Codec)
     if jax.tree.leaves(codec.init(jnp.zeros(4))):
         raise ValueError(
             f"`{option}` of `budgeted_mean` must have no memory, but this codec keeps some."

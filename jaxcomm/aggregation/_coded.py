@@ -336,8 +336,6 @@ def coded_mean(
         ]
         own = [memory.own for memory in memories]
         samples = [x[0] if u.form == "stacked" else x for u, x in zip(units, arrays, strict=True)]
-        if jax.tree.leaves(own):
-            _axis.require_bound(axis_name)
         state = AggregatorState(
             key=_noise.make_key(options["seed"]),
             step=jnp.zeros((), jnp.uint32),

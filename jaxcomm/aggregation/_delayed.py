@@ -94,7 +94,6 @@ def delayed(
         return tx
 
     def init_fn(params: PyTree) -> DelayedState:
-        _axis.require_bound(axes)
         require_floating(params)
         require_shards()
         ring = {

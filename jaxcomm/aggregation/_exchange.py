@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _collectives
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, Codec, Context, Memory, PyTree
 from jaxcomm._units import LARGE, Unit
 
@@ -49,7 +48,6 @@ def decoded_payloads(
     ]
 
 
-@names_itself
 def or_reduce(words: jax.Array, *, axis_name: AxisName = "data") -> jax.Array:
     r"""The bitwise OR over workers of packed words.
 

@@ -8,7 +8,6 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._gradients import backward_of
 from jaxcomm._require import checked, require_option
@@ -113,7 +112,6 @@ def _parts(shape: tuple[int, ...], granularity: Granularity) -> Parts:
     return _support.parts_of(shape, granularity if has_rows else "element")
 
 
-@names_itself
 def gradient_density(
     updates: PyTree, *, axis_name: AxisName | None = None, granularity: Granularity = "row"
 ) -> PyTree:

@@ -232,7 +232,6 @@ def recursive_doubling_mean(
         )
 
     def init(x: jax.Array) -> Memory:
-        _axis.require_bound(axis_name)
         holders = "the workers with the same sum"
         return Memory(
             [local_memory(codec, x, "recursive_doubling_mean", holders) for codec in plan()[2]], ()

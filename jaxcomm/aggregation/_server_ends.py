@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxcomm import _axis, _units
 from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, Memory, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import require_option
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._all_gather import local_memory
 from jaxcomm.aggregation._coded import division, restore_memories, unit_context, weigh
@@ -223,6 +223,6 @@ def end_of(
     """The end of the option `"push"` or `"pull"`."""
     if codec is None:
         return End(axis_name)
-    require_codec(codec, option)
+    require_option(codec, option, Codec)
     divided = division({"scope": scope, "bucket_bytes": bucket_bytes}, codec)
     return CodedEnd(axis_name, codec, *divided, of_rows=option == "push")

@@ -201,7 +201,6 @@ def sharded_server(
         )
 
     def init_fn(params: PyTree) -> ShardedServerState:
-        _axis.require_bound(axis_name)
         require_shards()
         _axis.require_replicated(
             params,

@@ -78,7 +78,6 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: R
             for each in (codec, mean_codec)
         ):
             return Memory(TwoStageMemory((), ()))
-        _axis.require_bound(axis_name)
         rows = cut.apart(x, _axis.size(axis_name))
         return Memory(TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own))
 

@@ -11,7 +11,6 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 
 from jaxcomm import _axis, _noise
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._gradients import Backward, LossFn, Taker, backward_of
 from jaxcomm._require import Positive, Range, checked
@@ -164,7 +163,6 @@ def require_equal_params(params: PyTree, axes: AxisName, is_own: bool = False) -
     _axis.require_replicated(params, axes, "The parameter", _UNEQUAL)
 
 
-@names_itself
 def zeroth_order_gradient(
     loss_fn: LossFn,
     params: PyTree,

@@ -39,8 +39,7 @@ def named(tree: PyTree, what: str) -> dict[str, Leaf]:
         name = jax.tree_util.keystr(path)
         if not isinstance(leaf, Leaf):
             raise ValueError(
-                f"`{what}{name}` is of type {type(leaf).__name__}, but a checkpoint holds arrays: "
-                "use `jax.numpy.asarray`, or pass it in `position`."
+                f"`{what}{name}` is of type {type(leaf).__name__}, but a checkpoint holds arrays."
             )
         leaves[name] = leaf
     return leaves
@@ -193,22 +192,18 @@ class Manifest(NamedTuple):
         return line + b"\n%d\n" % zlib.crc32(line)
 
 
-def verified(written: bytes, where: str) -> Manifest:
+def verified(written: bytes) -> Manifest:
     """The inverse of `Manifest.signed`.
 
     Raises:
-      ValueError: If it is not what was written.
-      CheckpointError: If it is of another format.
+      ValueError: If it is not what was written, or of another format.
     """
     line, _, crc32 = written.partition(b"\n")
     if crc32 != b"%d\n" % zlib.crc32(line):
         raise ValueError("its manifest is damaged")
     value = json.loads(line)
     if value["format"] != FORMAT:
-        raise CheckpointError(
-            f"{where} has format {value['format']}, and this release reads format {FORMAT}: "
-            "restore it with the jaxcomm that saved it."
-        )
+        raise ValueError(f"it has format {value['format']}, and this release reads format {FORMAT}")
     leaves = {
         path: Entry(tuple(leaf["shape"]), leaf["dtype"], leaf["checksum"])
         for path, leaf in value["leaves"].items()

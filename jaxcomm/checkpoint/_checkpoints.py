@@ -13,15 +13,9 @@ import optax
 from jax.sharding import Mesh
 
 from jaxcomm._contract import AxisName, PyTree
+from jaxcomm._require import Positive, checked
 from jaxcomm.checkpoint import _arrays, _resized
-from jaxcomm.checkpoint._arrays import (
-    CheckpointError,
-    Entry,
-    Manifest,
-    entry_of,
-    explained,
-    verified,
-)
+from jaxcomm.checkpoint._arrays import CheckpointError, Manifest, entry_of, explained, verified
 from jaxcomm.launch._environment import report_checkpoint
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -62,7 +56,8 @@ class Checkpoints:
       (10, {'epoch': 0, 'batch': 10})
     """
 
-    def __init__(self, directory: str | Path, *, keep: int | None = 3) -> None:
+    @checked
+    def __init__(self, directory: str | Path, *, keep: Positive | None = 3) -> None:
         """Opens a directory of checkpoints, and creates it if there is none.
 
         Args:
@@ -75,19 +70,14 @@ class Checkpoints:
           CheckpointError: If the directory cannot be created.
           ImportError: If orbax is not installed.
         """
-        if keep is not None and (isinstance(keep, bool) or operator.index(keep) < 1):
-            raise ValueError(f"`keep` must be at least 1, or None to keep all, got {keep!r}.")
-        try:
-            self._orbax = importlib.import_module("jaxcomm.checkpoint._orbax")
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f'`jaxcomm.checkpoint` needs {error.name}: `pip install "jaxcomm[checkpoint]"`.'
-            ) from error
+        self._orbax = importlib.import_module("jaxcomm.checkpoint._orbax")
         self._directory, self._keep = Path(directory).absolute(), keep
         self._saving: int | None = None
         with explained(f"`directory`={self._directory} cannot be used", "Choose another."):
             self._directory.mkdir(parents=True, exist_ok=True)
-        self._writer = self._orbax.writer(self._complete)
+        self._writer = self._orbax.writer(
+            lambda: report_checkpoint(self._directory / str(self._saving))
+        )
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -114,13 +104,19 @@ class Checkpoints:
         entries = {path: entry_of(x) for path, x in leaves.items()}
         self.wait()
         newest = max(self.steps, default=-1)
-        if isinstance(step, bool) or operator.index(step) <= newest:
+        if operator.index(step) <= newest:
             raise ValueError(
                 f"`step` must be above {newest}, the newest checkpoint in {self._directory}, got "
-                f"{step!r}: restore it and go on from there, or choose another directory."
+                f"{step!r}: restore it, or choose another directory."
             )
         if self._saving is None:
-            self._begin(newest, entries, state)
+            if newest >= 0:  # `keep` must not remove checkpoints of another program.
+                saved = self._manifest(newest).leaves
+                _resized.other_workers(saved, entries, state, self._where(newest))
+            if jax.process_index() == 0:
+                for path in self._directory.iterdir():
+                    if _UNFINISHED in path.name:
+                        shutil.rmtree(path)
         self._saving = operator.index(step)
         arrays = {path: _arrays.stored(x) for path, x in leaves.items()}
         sums = _arrays.checksums(arrays)
@@ -165,8 +161,6 @@ class Checkpoints:
           CheckpointError: If it is damaged; of another model, method or newer release; or of
             another number of workers and `tx` is not given.
         """
-        if (tx is None) != (workers is None):
-            raise ValueError("To resize, `restore` needs both `tx` and `workers`.")
         leaves = _arrays.named(start, "start")
         self.wait()
         step = self._step(step)
@@ -219,10 +213,6 @@ class Checkpoints:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _complete(self) -> None:
-        if jax.process_index() == 0:
-            report_checkpoint(self._directory / str(self._saving))
-
     def _explained_save(self) -> Any:
         return explained(
             f"The checkpoint of step {self._saving} could not be written to {self._directory}",
@@ -230,15 +220,12 @@ class Checkpoints:
         )
 
     def _step(self, step: int | None) -> int:
-        steps = self.steps
-        if step is None and steps:
-            return steps[-1]
-        if step not in steps:
-            of_step = "" if step is None else f" of step {step}"
+        found = max(self.steps, default=None) if step is None else operator.index(step)
+        if found not in self.steps:
             raise FileNotFoundError(
-                f"There is no checkpoint{of_step} in {self._directory}; it has steps {[*steps]}."
+                f"There is no checkpoint of step {found} in {self._directory}, but of {self.steps}."
             )
-        return operator.index(step)
+        return found
 
     def _where(self, step: int) -> str:
         return f"The checkpoint of step {step} in {self._directory}"
@@ -248,25 +235,9 @@ class Checkpoints:
         return f"Others that may be whole: {others}." if others else "There is no other."
 
     def _manifest(self, step: int) -> Manifest:
-        where = self._where(step)
-        with explained(f"{where} cannot be read", self._others(step)):
+        with explained(f"{self._where(step)} cannot be read", self._others(step)):
             written = (self._directory / str(step) / self._orbax.MANIFEST).read_bytes()
-            return verified(written, where)
-
-    def _begin(self, newest: int, entries: Mapping[str, Entry], state: PyTree) -> None:
-        """Removes what a run that has crashed was writing.
-
-        Raises:
-          CheckpointError: If the directory has checkpoints of another program, which `keep` would
-            remove.
-        """
-        if newest >= 0:
-            saved = self._manifest(newest).leaves
-            _resized.other_workers(saved, entries, state, self._where(newest))
-        if jax.process_index() == 0:
-            for path in self._directory.iterdir():
-                if _UNFINISHED in path.name:
-                    shutil.rmtree(path)
+            return verified(written)
 
     def _read(
         self, step: int, manifest: Manifest, like: Mapping[str, _arrays.Leaf], start: PyTree

@@ -48,12 +48,9 @@ def other_workers(
     """
     advice = "It is of another model, method or version: restore with the program that saved it."
     for path in [*start, *saved]:
-        if path not in saved:
-            raise CheckpointError(f"{where} lacks the leaf `{path}`. {advice}")
-        if path not in start:
-            raise CheckpointError(
-                f"{where} has the leaf `{path}`, which this program lacks. {advice}"
-            )
+        if path not in saved or path not in start:
+            how = "has" if path in saved else "lacks"
+            raise CheckpointError(f"{where} {how} the leaf `{path}`, unlike this program. {advice}")
     by_worker = _by_worker(state)
     of_workers = [path for path in saved if path in by_worker or _PER_WORKER.search(path)]
     rows = [(saved[path].shape[:1], start[path].shape[:1]) for path in of_workers]
@@ -84,10 +81,9 @@ def resized(state: PyTree, start: PyTree, tx: Any, workers: Any, axis_name: Axis
     flight; and what is equal on all workers stays.
 
     Raises:
-      ValueError: If `state` is no dict with `"params"` and `"opt_state"`, or cannot be resized.
+      KeyError: If `state` is no dict with `"params"` and `"opt_state"`.
+      ValueError: If it cannot be resized.
     """
-    if not isinstance(state, dict) or not {"params", "opt_state"} <= state.keys():
-        raise ValueError('`start` must be a dict with "params" and "opt_state"')
     opt_state, params = resize_workers(
         tx, state["opt_state"], state["params"], workers, axis_name=axis_name
     )

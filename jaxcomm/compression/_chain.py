@@ -22,7 +22,7 @@ from jaxcomm._contract import (
     no_statistics,
     scattered,
 )
-from jaxcomm._require import checked, require_codec
+from jaxcomm._require import checked, require_option
 from jaxcomm.compression._scaled import contraction_of, without_memory
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._sparse import (
@@ -106,7 +106,7 @@ def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selection], Cod
         raise ValueError(f"`chain` takes at least 2 codecs, got {len(codecs)}.")
     selections = []
     for number, codec in enumerate(codecs, 1):
-        require_codec(codec, f"codecs[{number - 1}]", user="chain")
+        require_option(codec, f"codecs[{number - 1}]", Codec)
         selection, is_last = codec.fast.selection, number == len(codecs)
         if selection is None and not is_last:
             raise ValueError(

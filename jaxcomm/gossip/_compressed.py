@@ -9,7 +9,6 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._collectives import Message, to_message
 from jaxcomm._contract import AxisName, Codec, Context, PyTree
 from jaxcomm._require import Share, checked, require_option
@@ -84,7 +83,6 @@ def choco_step_size(mixing: Any, contraction: float) -> float:
 
 
 @checked
-@names_itself
 def choco_sgd(
     mixing: Any,
     codec: Codec,
@@ -236,7 +234,6 @@ def choco_sgd(
 
 
 @checked
-@names_itself
 def deep_squeeze(
     mixing: Any,
     codec: Codec,

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._require import Natural, checked, require_option
 from jaxcomm.compression.feedback._shifted import Sum, add, no_sum
@@ -25,7 +24,6 @@ Order = Literal["combine_then_adapt", "adapt_then_combine"]
 
 
 @checked
-@names_itself
 def dpsgd(
     mixing: Any,
     *,
@@ -123,7 +121,6 @@ def dpsgd(
     )
 
 
-@names_itself
 def matcha(
     plan: MatchaPlan,
     *,
@@ -169,7 +166,6 @@ def matcha(
     return dpsgd(plan, axis_name=axis_name, order=order, seed=seed, diagnostics=diagnostics)
 
 
-@names_itself
 def ad_psgd(
     graph: nx.Graph | Sequence[Sequence[Sequence[int]]],
     *,
@@ -233,7 +229,6 @@ def ad_psgd(
 
 
 @checked
-@names_itself
 def d2(
     mixing: Any, *, axis_name: AxisName = "data", diagnostics: bool = False
 ) -> optax.GradientTransformationExtraArgs:

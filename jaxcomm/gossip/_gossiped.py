@@ -16,7 +16,7 @@ from jaxcomm import _axis, _noise, _units
 from jaxcomm._contract import Aggregator, AxisName, MixingParts, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, checked, flag_of_all, own_weight, presence
+from jaxcomm._require import Positive, checked, own_weight, presence
 from jaxcomm._resize import resized_by, total_on_the_first
 from jaxcomm.gossip._mixing import Mixing
 from jaxcomm.gossip._neighbors import MixingStep, to_links
@@ -149,7 +149,6 @@ def gossiped(
     links = to_links(mixing, in_pairs)
 
     def require_workers() -> None:
-        _axis.require_bound(axis_name)
         if (workers := _axis.size(axis_name)) != mixing.workers:
             raise ValueError(f"The graph has {mixing.workers} nodes, for {workers} workers.")
 
@@ -314,7 +313,9 @@ def _with_exact_mean(
     memory: PyTree,
 ) -> tuple[list[jax.Array], PyTree]:
     """Changes that end at the exact mean if `exact`; absent workers keep their own."""
-    flag = flag_of_all(exact, "exact")
+    flag = jnp.asarray(exact)
+    if flag.shape:
+        raise ValueError(f"`exact` must be one bool for all workers, got shape {flag.shape}.")
 
     def averaged() -> tuple[list[jax.Array], PyTree]:
         means, after = average(mixing_step, memory, jax.tree.map(jnp.add, x, changes))

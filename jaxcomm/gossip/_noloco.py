@@ -8,7 +8,6 @@ import numpy as np
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
 from jaxcomm._require import AboveZero, BelowOne, Positive, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -41,7 +40,6 @@ def _every(mixing: Mixing, period: int) -> Mixing:
 
 
 @checked
-@names_itself
 def noloco(
     mixing: Any,
     period: Positive = 50,

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
 from jaxcomm._require import Natural, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped
@@ -22,7 +21,6 @@ class PushSum(NamedTuple):
 
 
 @checked
-@names_itself
 def sgp(
     mixing: Any,
     *,

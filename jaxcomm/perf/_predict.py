@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxcomm import wire
 from jaxcomm._contract import AxisName, Claims, PerWorker, PyTree
 from jaxcomm._gradients import local_value_and_grad
-from jaxcomm._require import require_arrays, require_transformation
+from jaxcomm._require import require_transformation
 from jaxcomm._workers import init, worker_axes
 from jaxcomm.perf._link import Calibration, Device, Link, to_device
 from jaxcomm.perf._recommended import UNKNOWN, ErrorModel, error_of
@@ -110,9 +110,8 @@ def shapes_of(params: PyTree) -> PyTree:
     """The shapes and dtypes of parameters.
 
     Raises:
-      ValueError: If a leaf is not an array.
+      TypeError: If a leaf is not an array.
     """
-    require_arrays(params, "params")
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
 
 

@@ -196,7 +196,6 @@ def wait_free(
         return [*map(optax.with_extra_args_support, found)]
 
     def init_fn(params: PyTree) -> WaitFreeState:
-        _axis.require_bound(axes)
         held = divided(params)
         states: list[PyTree] = []
         number = 0

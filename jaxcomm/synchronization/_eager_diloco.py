@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PerWorker, PyTree
 from jaxcomm._require import checked
 from jaxcomm._workers import per_worker
@@ -47,7 +46,6 @@ class EagerState(NamedTuple):
 
 
 @checked
-@names_itself
 def eager_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,

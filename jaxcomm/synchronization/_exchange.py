@@ -11,7 +11,7 @@ from jaxcomm import _axis
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_cond
 from jaxcomm._noise import following
-from jaxcomm._require import Positive, checked, flag_of_all
+from jaxcomm._require import Positive, checked
 from jaxcomm.aggregation import mean
 from jaxcomm.synchronization._averaging_round import (
     Averaged,
@@ -94,7 +94,7 @@ def local_steps(
         now = period(state.step) if callable(period) else period
         due = state.since + 1 >= jnp.asarray(now, jnp.int32)
         if flush is not None:
-            due |= flag_of_all(flush, "flush")
+            due |= jnp.asarray(flush)
         if inner is not None:
             extra = extra_args if weight is None else {**extra_args, "weight": weight}
             updates, optimizer = inner.update(updates, state.optimizer, params, **extra)

@@ -10,7 +10,6 @@ import optax
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._noise import following
 from jaxcomm._require import AboveZero, Positive, Range, checked
@@ -128,7 +127,6 @@ class FinishedState(NamedTuple):
     finished: jax.Array  # int32[], finished mini-batches of all workers before this step
 
 
-@names_itself
 def scale_by_finished(
     schedule: Callable[[jax.Array], jax.Array | float], *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName
 from jaxcomm._require import BelowOne, Natural, Positive, checked
 from jaxcomm._workers import per_worker
@@ -17,7 +16,6 @@ from jaxcomm.synchronization._exchange import Period, average_every, averaged_ev
 
 
 @checked
-@names_itself
 def local_sgd(
     period: Period,
     *,
@@ -65,8 +63,8 @@ def local_sgd(
 
     Raises:
       ValueError: If `period` is not a positive int or schedule. In `update`, if the parameters do
-        not differ by worker, `weight` is not a scalar, `present` does not have one bool per worker,
-        or `flush` is not one bool.
+        not differ by worker, `weight` is not a scalar, or `present` does not have one bool per
+        worker.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -113,7 +111,6 @@ def post_local(start: Natural, period: Positive) -> Callable[[jax.Array], jax.Ar
 
 
 @checked
-@names_itself
 def pr_sgd(
     inner: optax.GradientTransformation, period: Period, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -158,7 +155,6 @@ def pr_sgd(
 
 
 @checked
-@names_itself
 def slowmo(
     period: Period,
     *,
@@ -211,7 +207,6 @@ def slowmo(
 
 
 @checked
-@names_itself
 def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
@@ -263,7 +258,6 @@ def diloco(
 
 
 @checked
-@names_itself
 def sparseloco(
     inner: optax.GradientTransformation,
     period: Period = 30,

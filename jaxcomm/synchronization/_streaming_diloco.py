@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import Aggregator, AxisName, PerWorker, PyTree
 from jaxcomm._mesh import collective_switch
 from jaxcomm._noise import following
@@ -155,7 +153,6 @@ class StreamingState(NamedTuple):
 
 
 @checked
-@names_itself
 def streaming_diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
@@ -228,7 +225,6 @@ def streaming_diloco(
         return parts_of(tree, params, fragments, split)
 
     def init_counted(params: PyTree) -> Counted:
-        _axis.require_bound(axis_name)
         return Counted(jnp.zeros((), jnp.int32), (no_steps(params, axis_name),) * fragments)
 
     def count(

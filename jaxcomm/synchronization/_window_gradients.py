@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value, same_model_state
 from jaxcomm._mesh import zeros_as
@@ -29,7 +28,6 @@ class GradientSums(NamedTuple):
     model_state: PyTree = None  # the model state after the last mini-batch, not a sum
 
 
-@names_itself
 def microbatch_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -153,7 +151,6 @@ def mean_of(
     return value, narrow(gradient, params), weight
 
 
-@names_itself
 def window_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -248,7 +245,6 @@ def window_gradients(
     return mean_of(done, params, average_over)
 
 
-@names_itself
 def precomputed_gradients(
     loss_fn: LossFn,
     params: PyTree,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Coins, Context, Layout, Memory, PyTree
-from jaxcomm._require import require_codec
+from jaxcomm._require import require_option
 from jaxcomm.testing._law import (
     inputs,
     require_equal,
@@ -458,7 +458,7 @@ def check_codec(
       Traceback (most recent call last):
       AssertionError: law 'decoded': ...
     """
-    require_codec(codec)
+    require_option(codec, "codec", Codec)
     claims = codec.claims if claims is None else claims
     for count in workers:
         require_form(codec, size=size, workers=count)

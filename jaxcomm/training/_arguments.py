@@ -43,60 +43,29 @@ class Given(NamedTuple):
     shared: PyTree  # equal on all workers
 
 
-def require_divisible(batch: PyTree, devices: int, rows_differ: bool = False) -> None:
-    """Raises a ValueError if the rows of a leaf cannot be split evenly over the devices.
+def require_rows(batch: PyTree, rows_differ: bool = False) -> None:
+    """Raises a ValueError if leaves of the batch have different numbers of rows.
 
-    Args:
-      batch: The global batch.
-      devices: The number of devices with rows of their own.
-      rows_differ: Whether leaves may differ in their number of rows.
+    A leaf that all workers need, such as weights of classes, would be split over them.
     """
-    listed = (
-        " A list is a tree of leaves: pass an array, `jnp.asarray(rows)`."
-        if isinstance(batch, list)
-        else ""
-    )
-    first: tuple[str, int] | None = None
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        where = f"batch{jax.tree_util.keystr(path)}"
-        if jnp.ndim(leaf) == 0:
-            raise ValueError(
-                f"`{where}` is a scalar; batch leaves are `[global_batch, ...]`. Pass what all "
-                f"workers share as `step(..., shared=)`.{listed}"
-            )
-        rows = jnp.shape(leaf)[0]
-        if rows == 0:
-            raise ValueError(f"`{where}` holds no examples: the global batch must not be empty.")
-        if rows % devices:
-            more = -rows % devices
-            padded = (
-                f" Pad it, `jax.tree.map(lambda x: jnp.pad(x, [(0, {more})] + [(0, 0)] * (x.ndim - "
-                "1)), batch)`, with a leaf of weights that are 0 for the added rows; or, if all "
-                "workers need the whole array, pass it as `step(..., shared=)`."
-            )
-            raise ValueError(
-                f"`{where}` has a global batch of {rows}, which is not divisible by {devices} "
-                f"workers.{listed or padded}"
-            )
-        first = first or (where, rows)
-        if rows != first[1] and not rows_differ:
-            raise ValueError(
-                f"`{where}` has {rows} rows, but `{first[0]}` has {first[1]}, and each worker gets "
-                f"a part of both. If all workers need the whole array, pass it as `step(..., "
-                "shared=)`, and `loss_fn` takes `shared`. If rows of several kinds belong "
-                "together, such as nodes and edges of graphs, pass `rows_differ=True`."
-            )
+    rows = {
+        jax.tree_util.keystr(path): jnp.shape(leaf)[:1]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+    }
+    if len({*rows.values()}) > 1 and not rows_differ:
+        raise ValueError(
+            f"Leaves of the batch have different numbers of rows, {rows}, and are split over the "
+            "workers: pass what all need as `step(..., shared=)`, or make the step with "
+            "`rows_differ=True`."
+        )
 
 
 def require_global(batch: PyTree, mesh: Mesh) -> None:
     """Raises a ValueError if, on a mesh of several processes, a leaf is not an array over all."""
-    if not mesh.is_multi_process:
-        return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch) if mesh.is_multi_process else ():
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             raise ValueError(
-                f"`batch{jax.tree_util.keystr(path)}` must be an array over all processes of the "
-                f"mesh, got a {type(leaf).__name__} of this process only: pass its rows to "
+                f"`batch{jax.tree_util.keystr(path)}` is of this process only: pass its rows to "
                 "`jax.make_array_from_process_local_data`."
             )
 
@@ -115,35 +84,21 @@ def require_carry(
     Types say the latter. What types do not say, `place` sees.
     """
     names, specs = _axis.names(axis_name), state_specs(carry)
-    of_loss = {"params": carry.params, "model_state": carry.model_state}
-    differs = {name: [*x.per_worker] for name, x in of_loss.items() if isinstance(x, PerWorker)}
-    for name, label in differs.items():
-        if names[: len(axes := label[0].split(","))] != (*axes,):
-            raise ValueError(
-                f"`{name}` differs over the axes {label}, but `axis_name` is {axis_name!r}. It "
-                f"must begin with the axes over which `{name}` differs."
-            )
-    if len(differs) == 2 and differs["params"] != differs["model_state"]:
-        raise ValueError(
-            f"`params` differs over the axes {differs['params']}, and `model_state` over "
-            f"{differs['model_state']}: replicate both over the same axes."
-        )
+    for name, tree in (("params", carry.params), ("model_state", carry.model_state)):
+        if isinstance(tree, PerWorker):
+            if names[: len(axes := _axis.replica_axes(tree, ()))] != axes:
+                raise ValueError(
+                    f"`{name}` differs over the axes {list(axes)}, with which `axis_name`="
+                    f"{axis_name!r} must begin."
+                )
+        elif shard_axes is not None:
+            for path, x in jax.tree_util.tree_leaves_with_path(tree):
+                sharding = explicit_sharding(x)
+                if sharding is not None and not {*axes_in(sharding.spec)} <= {*shard_axes}:
+                    raise_sharded(f"{name}{jax.tree_util.keystr(path)}", sharding.spec)
     if any(map(any, jax.tree.leaves(specs))):
         for tree, what in zip(carry, _DESCRIPTIONS, strict=True):
             require_workers(tree, sizes, what)
-    for name, tree in of_loss.items():
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        for (path, x), spec in zip(leaves, jax.tree.leaves(getattr(specs, name)), strict=True):
-            where = f"{name}{jax.tree_util.keystr(path)}"
-            if any(spec) and name not in differs:
-                raise ValueError(
-                    f"`{where}` is in a `PerWorker`, but other leaves are not: either all or none "
-                    f"differ by worker. Pass the whole {name.replace('_', ' ')} to "
-                    "`jaxcomm.replicate`, such as `jaxcomm.replicate(loss_scaled(...), mesh)`."
-                )
-            sharding = None if shard_axes is None or any(spec) else explicit_sharding(x)
-            if sharding is not None and not set(axes_in(sharding.spec)) <= set(shard_axes or ()):
-                raise_sharded(where, sharding.spec)
 
 
 def require_carry_kept(carry: Carry) -> None:
@@ -184,17 +139,6 @@ def public_step(
         return *new, metrics
 
     return step_with_model_state if has_model_state else step
-
-
-def require_batch_axes(batch_axes: AxisName, shard_axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes of shards that also split the batch; raises unless they are distinct ones."""
-    axes = _axis.names(batch_axes)
-    if len(set(axes)) < len(axes) or not set(axes) <= set(shard_axes):
-        raise ValueError(
-            f"`batch_axes` must name distinct axes of `shard_axes`={shard_axes!r}, got "
-            f"{batch_axes!r}. Over all other axes of the mesh the batch is split in any case."
-        )
-    return axes
 
 
 class Latest:

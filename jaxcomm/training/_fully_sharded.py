@@ -16,11 +16,10 @@ from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import (
     Codecs,
     averaging_whole_leaves,
-    sliced_dimension,
     weight_gather,
 )
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
-from jaxcomm.training._arguments import require_divisible, typed_as
+from jaxcomm.training._arguments import require_rows, typed_as
 from jaxcomm.training._means import require_aux, require_means
 
 
@@ -66,25 +65,6 @@ def slice_specs(
         return PartitionSpec(*[None] * dimension, entry)
 
     return jax.tree.map(spec_of, params)
-
-
-def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers: int) -> None:
-    """Raises unless the workers divide the dimension of each leaf that its spec names."""
-
-    def check(path: tuple[Any, ...], spec: PartitionSpec, part: PyTree) -> None:
-        for inside, x in jax.tree_util.tree_leaves_with_path(part):
-            where = jax.tree_util.keystr((*path, *inside)) or "the root"
-            dimension = sliced_dimension(spec, axis_name, f" at {where}")
-            if dimension is not None and (
-                dimension >= jnp.ndim(x) or jnp.shape(x)[dimension] % workers
-            ):
-                raise ValueError(
-                    f"The spec at {where}, {spec}, slices dimension {dimension} of an array "
-                    f"{list(jnp.shape(x))} into {workers} equal parts, which is impossible. Use "
-                    "`PartitionSpec()` there, or `jaxcomm.training.slice_specs`."
-                )
-
-    jax.tree_util.tree_map_with_path(check, specs, params)
 
 
 def fully_sharded_value_and_grad(
@@ -164,19 +144,21 @@ def fully_sharded_value_and_grad(
     names = _axis.names(axis_name)
     if others := [name for name in mesh.axis_names if name not in names]:
         raise ValueError(
-            f"`mesh` also has the axes {others}. Name all axes of the mesh in `axis_name`; for "
-            "parameters that are sharded over other axes than those of the workers, use "
-            "`jaxcomm.make_step(..., shard_axes=)`."
+            f"`mesh` also has the axes {others}: name all in `axis_name`; or, for parameters that "
+            "are sharded over other axes, use `jaxcomm.make_step(..., shard_axes=)`."
         )
-    options = {"push": push, "pull": pull, "scope": scope, "bucket_bytes": bucket_bytes}
-    if not gather and (given := [name for name, value in options.items() if value is not None]):
+    options: dict[str, Any] = {
+        "push": push,
+        "pull": pull,
+        "scope": scope,
+        "bucket_bytes": bucket_bytes,
+    }
+    if not gather and any(value is not None for value in options.values()):
         raise ValueError(
-            f"With `gather=False`, `loss_fn` gathers the weights itself, so `{given[0]}` would "
-            "have no effect here: pass it to the `jaxcomm.aggregation.weight_gather` of the loss."
+            f"With `gather=False`, {[*options]} have no effect here: pass them to the "
+            "`jaxcomm.aggregation.weight_gather` of the loss."
         )
-    gathered = weight_gather(
-        specs, axis_name=axis_name, push=push, pull=pull, scope=scope, bucket_bytes=bucket_bytes
-    )
+    gathered = weight_gather(specs, axis_name=axis_name, **options)
 
     def local(slices: PyTree, batch: PyTree, key: jax.Array | None, shared: PyTree) -> Any:
         shares = {} if shared is None else {"shared": jax.tree.map(lambda x: x, shared)}
@@ -206,8 +188,7 @@ def fully_sharded_value_and_grad(
     def value_and_grad(
         params: PyTree, batch: PyTree, key: jax.Array | None = None, *, shared: PyTree = None
     ) -> Any:
-        require_divisible(batch, mesh.size, rows_differ)
-        _require_slices(params, specs, axis_name, mesh.size)
+        require_rows(batch, rows_differ)
         whole = PartitionSpec()
         # The exchanges are in the program of the loss, whose types are not checked.
         run = shard_map(

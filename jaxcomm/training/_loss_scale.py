@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis
-from jaxcomm._axis import names_itself
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value
 
@@ -48,7 +47,6 @@ def loss_scaled(model_state: PyTree = (), scale: float = 2.0**15) -> LossScaled:
     return LossScaled(jnp.float32(scale), jnp.int32(0), model_state)
 
 
-@names_itself
 def loss_scaled_gradients(
     loss_fn: LossFn,
     params: PyTree,
@@ -88,8 +86,7 @@ def loss_scaled_gradients(
       has the dtypes of `params`.
 
     Raises:
-      ValueError: If `model_state` is not of :func:`loss_scaled`, `growth_interval` is less than 1,
-        or `axis_name` lacks an axis of the mesh.
+      ValueError: If `axis_name` lacks an axis of the mesh.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -108,11 +105,6 @@ def loss_scaled_gradients(
     References:
       Micikevicius et al., `Mixed Precision Training <https://arxiv.org/abs/1710.03740>`_, 2018.
     """
-    if not isinstance(model_state, LossScaled):
-        raise ValueError(
-            "`model_state` must be the result of `jaxcomm.training.loss_scaled(...)`, got a "
-            f"`{type(model_state).__name__}`."
-        )
     scale = model_state.scale
 
     def scaled(params: PyTree, *args: PyTree) -> Any:
@@ -126,8 +118,8 @@ def loss_scaled_gradients(
     )(params, model_state.model_state, batch, *([] if key is None else [key]))
     if others := sorted(_axis.manual() - {*_axis.names(axis_name)}):
         raise ValueError(
-            f"`axis_name`={axis_name!r} must name all axes of the mesh, but it also has the axes "
-            f"{others}: use `functools.partial(loss_scaled_gradients, axis_name=(...))`."
+            f"`axis_name`={axis_name!r} must name all axes of the mesh, but lacks {others}: use "
+            "`functools.partial(loss_scaled_gradients, axis_name=...)`."
         )
 
     def unscaled(g: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """A training step over the workers of a mesh."""
 
 import contextlib
-import math
 
 import jax
 import optax
@@ -28,11 +27,10 @@ from jaxcomm.training._arguments import (
     fits,
     place_carry,
     public_step,
-    require_batch_axes,
     require_carry,
     require_carry_kept,
-    require_divisible,
     require_global,
+    require_rows,
     sharded_as,
     typed_as,
     unshared,
@@ -139,10 +137,10 @@ def make_step(
       previous step has finished, since several steps in flight may deadlock there.
 
     Raises:
-      ValueError: If the mesh lacks an axis, or `batch_axes` names others than `shard_axes`; if the
-        global batch is empty, is not divisible by the devices or, on a mesh of several processes,
-        belongs to one process only; if aux is not a dict of means,
-        or has an integer that is no sum or extreme; if a clip comes before an aggregator in `tx`;
+      ValueError: If the mesh lacks an axis; if the global batch is not divisible by the devices,
+        has leaves with different numbers of rows or, on a mesh of several processes, belongs to one
+        process only; if aux has one value per example, a reserved name, or an integer that is no
+        sum or extreme; if a clip comes before an aggregator in `tx`;
         if updates or state would differ by worker; if the state belongs to another number of
         workers; if parameters are sharded over other axes than `shard_axes` or were already
         donated; or if a transformation would gather sharded parameters.
@@ -160,10 +158,8 @@ def make_step(
     """
     require_axes(mesh, axis_name)
     names, shards = _axis.names(axis_name), require_shard_axes(mesh, axis_name, shard_axes)
-    split = require_batch_axes(batch_axes, shards)
+    split = _axis.names(batch_axes)
     inner = tuple(name for name in mesh.axis_names if name not in (*names, *shards))
-    sizes = dict(mesh.shape)
-    devices = math.prod(sizes[name] for name in (*names, *inner, *split))
     of_worker = WorkerStep(loss_fn, tx, names, inner, has_aux, has_model_state, gradients, metrics)
     batch_spec, whole = PartitionSpec((*names, *inner, *split)), PartitionSpec()
 
@@ -210,10 +206,10 @@ def make_step(
     def run(
         carry: Carry, given: Given, extra_args: dict[str, PyTree]
     ) -> tuple[Carry, dict[str, jax.Array]]:
-        require_divisible(given.batch, devices, rows_differ or gradients is not None)
+        require_rows(given.batch, rows_differ or gradients is not None)
         known = latest.has(carry)
         if not known:
-            require_carry(carry, sizes, axis_name, shards)
+            require_carry(carry, mesh.shape, axis_name, shards)
         if is_traced((given, extra_args)) or (not known and is_traced(carry)):
             return on_mesh(carry, given, extra_args)
         require_global(given.batch, mesh)

@@ -1,6 +1,8 @@
 """A training step whose exchanges are programs of their own, beside the next steps."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -45,7 +47,7 @@ def second_mesh(mesh: Mesh) -> Mesh:
       the process of the device of `mesh` there. Nothing is sent.
 
     Raises:
-      ValueError: If a process has too few devices that are not in `mesh`.
+      LookupError: If a process has too few devices that are not in `mesh`.
 
     Example:
       >>> import jax, jaxcomm
@@ -59,17 +61,8 @@ def second_mesh(mesh: Mesh) -> Mesh:
         if device not in used:
             spare.setdefault(device.process_index, []).append(device)
 
-    def beside(device: jax.Device) -> jax.Device:
-        if not spare.get(device.process_index):
-            raise ValueError(
-                f"Process {device.process_index} has no device beside each of its devices in "
-                "`mesh`. On CPU, call `jax.config.update('jax_num_cpu_devices', 2)` before JAX "
-                "starts, and make `mesh` of one device per process."
-            )
-        return spare[device.process_index].pop(0)
-
     devices = np.empty(mesh.devices.shape, object)
-    devices.flat = [beside(device) for device in mesh.devices.flat]
+    devices.flat = [spare[device.process_index].pop(0) for device in mesh.devices.flat]
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
@@ -89,19 +82,17 @@ def moved(tree: PyTree, source: Mesh, target: Mesh) -> PyTree:
     return jax.tree.map(one, tree, state_specs(tree))
 
 
-def require_beside(mesh: Mesh, exchange_mesh: Mesh) -> None:
-    """Raises if the meshes share a device, or a worker has devices in two processes."""
-    if both := set(mesh.devices.flat) & set(exchange_mesh.devices.flat):
-        raise ValueError(
-            f"`exchange_mesh` shares {sorted(map(str, both))} with `mesh`, and programs of one "
-            "device wait for each other: use `jaxcomm.training.second_mesh(mesh)`."
-        )
-    for one, other in zip(mesh.devices.flat, exchange_mesh.devices.flat, strict=True):
-        if one.process_index != other.process_index:
-            raise ValueError(
-                f"`exchange_mesh` has {other} where `mesh` has {one} of another process: use "
-                "`jaxcomm.training.second_mesh(mesh)`."
-            )
+def _over_workers(
+    fn: Callable[..., PyTree], mesh: Mesh, like: Callable[..., PyTree]
+) -> Callable[..., Any]:
+    """`fn` on the workers of a mesh; its results have the types of the arguments `like(*args)`."""
+
+    @functools.wraps(fn)
+    def run(*args: PyTree) -> PyTree:
+        on_mesh = shard_map(fn, mesh, state_specs(args), state_specs(like(*args)))
+        return typed_as(on_mesh(*args), like(*args))
+
+    return run
 
 
 class _Arrival(NamedTuple):
@@ -110,20 +101,6 @@ class _Arrival(NamedTuple):
     anchor: Fragment
     succeeded: jax.Array
     counts: dict[str, jax.Array]
-
-
-def _streaming_of(tx: optax.GradientTransformation, axis_name: AxisName) -> Streaming:
-    if not isinstance(tx, Aggregator) or not isinstance(tx.parts, Streaming):
-        raise ValueError(
-            "`tx` must be a `jaxcomm.synchronization.streaming_diloco(...)`, unwrapped, since only "
-            f"it states when its exchanges begin and arrive; got {tx!r}."
-        )
-    if tx.axes != _axis.names(axis_name):
-        raise ValueError(
-            f"`tx` averages over {list(tx.axes)}, but `axis_name` is {axis_name!r}: the axes "
-            "must be the same."
-        )
-    return tx.parts
 
 
 @checked
@@ -184,9 +161,8 @@ def make_overlapped_step(
       previous exchange. So no two steps and no two exchanges are in flight.
 
     Raises:
-      ValueError: As :func:`jaxcomm.make_step` does; or if `tx` is no `streaming_diloco`, the meshes
-        share devices or differ in their axes, the state is of another `tx`, or `number` is missing
-        inside `jax.jit` or differs from the counter.
+      ValueError: As :func:`jaxcomm.make_step` does; or if the meshes share devices, or `number` is
+        missing inside `jax.jit` or differs from the counter.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -208,9 +184,12 @@ def make_overlapped_step(
       Douillard et al., `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_, 2025.
     """
     require_axes(mesh, axis_name)
-    streaming = _streaming_of(tx, axis_name)
-    if exchange_mesh is not None:
-        require_beside(mesh, exchange_mesh)
+    if exchange_mesh and {*mesh.devices.flat} & {*exchange_mesh.devices.flat}:
+        raise ValueError(
+            "`exchange_mesh` shares devices with `mesh`, and programs of one device wait for each "
+            "other: use `jaxcomm.training.second_mesh(mesh)`."
+        )
+    streaming: Streaming = cast(Aggregator, tx).parts
     beside, schedule = exchange_mesh or mesh, streaming.schedule
     local_step = make_step(
         loss_fn,
@@ -224,70 +203,47 @@ def make_overlapped_step(
         donate=donate,
     )
     workers = math.prod(mesh.shape[name] for name in _axis.names(axis_name))
-    whole = PartitionSpec()
 
     def exchange(
-        fragment: Averaging,
-        x: PerWorker,
-        done: PerWorker,
-        present: jax.Array | None,
-        earlier: PyTree = (),
+        fragment: Averaging, x: PerWorker, done: PerWorker, present: Any, earlier: PyTree
     ) -> Averaging:
-        def on_worker(
-            fragment: Averaging,
-            x: PerWorker,
-            done: PerWorker,
-            present: jax.Array | None,
-            earlier: PyTree,
-        ) -> Averaging:
-            own, done = own_params(x), after(done, earlier)
-            still = jax.tree.map(jnp.zeros_like, own)
-            displacements = displacement(fragment.anchor, own, still)
-            return streaming.exchange(fragment, displacements, done, takes_part(present, axis_name))
-
-        specs = state_specs(fragment)
-        in_specs = (specs, state_specs(x), state_specs(done), whole, whole)
-        run = shard_map(on_worker, beside, in_specs, specs)
-        return typed_as(run(fragment, x, done, present, earlier), fragment)
+        own, done = own_params(x), after(done, earlier)
+        still = jax.tree.map(jnp.zeros_like, own)
+        displacements = displacement(fragment.anchor, own, still)
+        return streaming.exchange(fragment, displacements, done, takes_part(present, axis_name))
 
     def merge(
-        x: PerWorker, arrival: _Arrival, diagnostics: PyTree, present: jax.Array | None
+        x: PerWorker, diagnostics: PyTree, arrival: _Arrival, present: Any
     ) -> tuple[PerWorker, PyTree]:
-        def on_worker(
-            x: PerWorker, arrival: _Arrival, diagnostics: PyTree, present: jax.Array | None
-        ) -> tuple[PerWorker, PyTree]:
-            own = own_params(x)
-            merged = narrow(streaming.mixed(wide(own), arrival.anchor), own)
-            applies = takes_part(present, axis_name) & arrival.succeeded
-            new = jax.tree.map(lambda a, b: jnp.where(applies, a, b)[None], merged, own)
-            # Every fragment counts each step, but each exchange only once.
-            most = jnp.maximum(diagnostics["skipped_steps"], arrival.counts["skipped_steps"])
-            failed = diagnostics["skipped_exchanges"] + jnp.where(arrival.succeeded, 0.0, 1.0)
-            report = {"skipped_steps": most, "skipped_exchanges": failed}
-            return PerWorker({_axis.label(axis_name): new}), report
-
-        specs = state_specs((x, diagnostics))
-        run = shard_map(on_worker, mesh, (specs[0], whole, whole, whole), specs)
-        return typed_as(run(x, arrival, diagnostics, present), (x, diagnostics))
+        own = own_params(x)
+        merged = narrow(streaming.mixed(wide(own), arrival.anchor), own)
+        applies = takes_part(present, axis_name) & arrival.succeeded
+        new = jax.tree.map(lambda a, b: jnp.where(applies, a, b)[None], merged, own)
+        # Every fragment counts each step, but each exchange only once.
+        most = jnp.maximum(diagnostics["skipped_steps"], arrival.counts["skipped_steps"])
+        failed = diagnostics["skipped_exchanges"] + jnp.where(arrival.succeeded, 0.0, 1.0)
+        report = {"skipped_steps": most, "skipped_exchanges": failed}
+        return PerWorker({_axis.label(axis_name): new}), report
 
     def cleared(done: PyTree) -> PyTree:
         return typed_as(jax.tree.map(jnp.zeros_like, done), done)
 
     first = 0 if donate else ()
-    compiled_exchange = jax.jit(exchange, donate_argnums=first)
-    compiled_merge = jax.jit(merge, donate_argnums=first)
+    exchange_of_all = _over_workers(exchange, beside, lambda *args: args[0])
+    merge_of_all = _over_workers(merge, mesh, lambda *args: args[:2])
+    compiled_exchange = jax.jit(exchange_of_all, donate_argnums=first)
+    compiled_merge = jax.jit(merge_of_all, donate_argnums=first)
     per_worker = NamedSharding(mesh, PartitionSpec(_axis.names(axis_name)))
     compiled_cleared = jax.jit(cleared, out_shardings=per_worker)
-    compiled_landed = jax.jit(cleared, out_shardings=NamedSharding(beside, whole))
+    compiled_landed = jax.jit(cleared, out_shardings=NamedSharding(beside, PartitionSpec()))
     began: list[bool] = []
 
     def number_of(step: Any, number: int | None) -> int:
         if isinstance(step, jax.core.Tracer):
             if exchange_mesh is not None or number is None:
                 raise ValueError(
-                    "Inside `jax.jit`, steps and exchanges are one program: make the step without "
-                    "`exchange_mesh`, and pass the number of each step, as in `step(params, "
-                    "opt_state, batch, number=1)`."
+                    "Inside `jax.jit`, make the step without `exchange_mesh`, and pass the number "
+                    "of each step, as in `step(params, opt_state, batch, number=1)`."
                 )
             return number
         found = int(step) + 1
@@ -316,17 +272,12 @@ def make_overlapped_step(
         number: int | None = None,
     ) -> tuple[PyTree, optax.OptState, dict[str, jax.Array]]:
         inner, streams = opt_state
-        if len(streams.fragments) != schedule.fragments:
-            raise ValueError(
-                f"`opt_state` has {len(streams.fragments)} fragments, but `tx` has "
-                f"{schedule.fragments}: make a new one by `jaxcomm.init(tx, params, mesh)`."
-            )
         if present is not None:
             present = presence(present, workers)
         now = number_of(streams.step, number)
         traced = is_traced((params, opt_state, batch))
         exchange_, merge_, cleared_, landed_ = (
-            (exchange, merge, cleared, cleared)
+            (exchange_of_all, merge_of_all, cleared, cleared)
             if traced
             else (compiled_exchange, compiled_merge, compiled_cleared, compiled_landed)
         )
@@ -365,7 +316,7 @@ def make_overlapped_step(
                 arrival = _Arrival(new.anchor, new.succeeded, new.counts)
                 arrived = moved(arrival, beside, mesh)
                 x = PerWorker({axis: parts[index]})
-                x, diagnostics = merge_(x, arrived, diagnostics, present)
+                x, diagnostics = merge_(x, diagnostics, arrived, present)
                 parts[index] = x.per_worker[axis]
                 fragments[index] = new._replace(succeeded=landed_(new.succeeded))
 

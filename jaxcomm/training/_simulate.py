@@ -1,6 +1,5 @@
 """A training step that simulates all workers on one device."""
 
-import math
 from collections.abc import Mapping
 
 import jax
@@ -20,7 +19,7 @@ from jaxcomm.training._arguments import (
     public_step,
     require_carry,
     require_carry_kept,
-    require_divisible,
+    require_rows,
     unshared,
 )
 from jaxcomm.training._means import Metrics
@@ -88,7 +87,6 @@ def simulate(
         )
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     inner = tuple(name for name in axes if name not in names)
-    devices = math.prod(axes.values())
     of_worker = WorkerStep(loss_fn, tx, names, inner, has_aux, has_model_state, gradients, metrics)
 
     def on_mesh(
@@ -110,7 +108,7 @@ def simulate(
     jitted = jax.jit(simulated_workers, donate_argnums=0 if donate else ())
 
     def checked(carry: Carry, given: Given, extra_args: dict[str, PyTree]) -> None:
-        require_divisible(given.batch, devices, rows_differ or gradients is not None)
+        require_rows(given.batch, rows_differ or gradients is not None)
         require_carry(carry, axes, axis_name)
         require_carry_kept(carry)
 

@@ -118,10 +118,8 @@ class Inference:
         if differs := [name for name, how in each if how == DIFFERENT and name in waiting]:
             raise ValueError(
                 "All workers must run the same branch, and a loop as often, where there is a "
-                f"collective inside, but the condition in the loss differs over {differs}, and "
-                "some workers would wait for the others forever. Let the condition be equal on "
-                f"all workers, as `jax.lax.pmax(condition, {differs[0]!r})` is; or run the "
-                "collective in any case, outside of the condition."
+                f"collective inside, but the condition differs over {differs}: let it be equal, as "
+                f"`jax.lax.pmax(condition, {differs[0]!r})` is."
             )
 
     def _cond(self, eqn: Any, ins: list[Value]) -> list[Value]:
@@ -202,7 +200,6 @@ def require_not_reduced(gradient: PyTree, names: tuple[str, ...]) -> None:
         if summed := [name for name in names if name in varies.reduced]:
             raise ValueError(
                 f"The gradient at {jax.tree_util.keystr(path) or 'the root'} does not vary over "
-                f"{summed}: it has been summed already, and the aggregator would sum it again. "
-                "Let `gradients` return the gradient of this worker's own rows, such as that of "
-                "`jaxcomm.local_value_and_grad`."
+                f"{summed}: it has been summed already. Let `gradients` return that of this "
+                "worker's own rows, such as that of `jaxcomm.local_value_and_grad`."
             )

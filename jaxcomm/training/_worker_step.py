@@ -18,8 +18,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxcomm import _axis
 from jaxcomm._contract import PerWorker, PyTree, reports
 from jaxcomm._gradients import Backward, LossFn, Taker, parts_of_value, running
-from jaxcomm._mesh import shard_map
-from jaxcomm._require import require_clips_of_the_mean, require_transformation
+from jaxcomm._mesh import on_a_worker, shard_map
+from jaxcomm._require import require_clips_of_the_mean
 from jaxcomm.metrics._reduced import require_stated
 from jaxcomm.scheduling._layers import guarded
 from jaxcomm.training._arguments import Carry, Given
@@ -87,8 +87,6 @@ class WorkerStep:
     metrics: Metrics
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for what is wrong in every step."""
-        require_transformation(self.tx)
         require_clips_of_the_mean(self.tx)
 
     @property
@@ -117,23 +115,25 @@ class WorkerStep:
         of_loss = (in_specs[0].params, in_specs[0].model_state, in_specs[1])
         args = (carry.params, carry.model_state, given)
         result: Result
-        if (
-            taker := self._taker_on(mesh, carry.params, in_specs[0].params, shard_axes)
-        ) is not None:
+        on_worker = functools.partial(
+            on_a_worker, mesh=mesh, shard_axes=shard_axes, check_vma=False
+        )
+        taker = on_worker(self._taker, in_specs=of_loss[:1], args=args[:1])
+        if taker is not None:
             # The transformation runs the loss, so no types of the update are checked either.
 
             def forward(params: PyTree, model_state: PyTree, given: Given) -> PyTree:
                 backward = self._deferred(taker, Carry(params, model_state, ()), given)
                 return backward.loss(backward.params)[1][0]
 
-            _, differs = self._traced(forward, unchecked, of_loss, args)
+            _, differs = self._traced(forward, on_worker, of_loss, args)
             step = functools.partial(self.at_once, differs=differs)
             run = unchecked(step, in_specs=in_specs, out_specs=out_specs)
             result = run(carry, given, extra_args)
             return result
         # Both uses trace the loss once. A function of its own has no trace of an earlier call.
         evaluate = jax.jit(lambda *args: self.evaluate(*args), inline=True)
-        shapes, varies = self._traced(evaluate, unchecked, of_loss, args)
+        shapes, varies = self._traced(evaluate, on_worker, of_loss, args)
         specs, differs = jax.tree.map(lambda _: PartitionSpec(self.axes), shapes), None
         if varies is not None:
             differs = varies.model_state
@@ -175,7 +175,7 @@ class WorkerStep:
           `(carry, metrics, diagnostics)`. Per-worker metrics are `[1, ...]`; all other results are
           equal on all workers.
         """
-        taker = self._taker(_axis.own_params(carry.params))
+        taker = self._taker(carry.params)
         if taker is None:
             evaluated = self.evaluate(carry.params, carry.model_state, given)
             return self.finish(carry, evaluated, extra_args, differs)
@@ -221,8 +221,8 @@ class WorkerStep:
         within = self.names[len(replica) :]
         if within and evaluated.weight is not None:
             raise ValueError(
-                f"Gradients with weights differ over {list(within)} within a replica, whose "
-                f"parameters are equal there: name only {list(replica)} in `axis_name`."
+                f"Gradients with weights differ over {list(within)}, within a replica: name only "
+                f"{list(replica)} in `axis_name`."
             )
         found = self._over_devices(carry, evaluated, differs)
         weights = {} if found.weight is None else {"weight": found.weight}
@@ -232,19 +232,14 @@ class WorkerStep:
     def _traced(
         self,
         fn: Callable[..., PyTree],
-        unchecked: Callable[..., Callable[..., PyTree]],
+        on_worker: Callable[..., Any],
         in_specs: PyTree,
         args: tuple[PyTree, ...],
     ) -> tuple[PyTree, Any]:
         """The shapes of what `fn` returns on one device, and how it varies, if that matters."""
-        found: list[Any] = []
-
-        def probe(*args: PyTree) -> tuple[()]:
-            found.extend(jax.make_jaxpr(fn, return_shape=True)(*args))
-            return ()
-
-        jax.eval_shape(unchecked(probe, in_specs=in_specs, out_specs=()), *args)
-        program, shapes = found
+        program, shapes = on_worker(
+            jax.make_jaxpr(fn, return_shape=True), in_specs=in_specs, args=args
+        )
         found_in = _operations(program)
         # Under a condition, some workers may not reach a collective.
         may_wait = found_in & {"cond", "while"} and found_in & {*COLLECTIVES}
@@ -254,6 +249,7 @@ class WorkerStep:
 
     def _taker(self, params: PyTree) -> Taker | None:
         """What of `tx` needs the loss or the backward pass in place of gradients, on a worker."""
+        params = _axis.own_params(params)
         if self.gradients is not None or not jax.tree.leaves(params):
             return None
         with reports() as found:
@@ -261,23 +257,6 @@ class WorkerStep:
             jax.eval_shape(lambda params: self.tx.init(params), params)
         parts = [aggregator.parts for aggregator, _ in found]
         return next((part for part in parts if isinstance(part, Taker)), None)
-
-    def _taker_on(
-        self,
-        mesh: Mesh | AbstractMesh,
-        params: PyTree,
-        specs: PyTree,
-        shard_axes: tuple[str, ...],
-    ) -> Taker | None:
-        """The same outside of the workers, where their axes are not bound."""
-        found: list[Taker | None] = []
-
-        def probe(params: PyTree) -> tuple[()]:
-            found.append(self._taker(_axis.own_params(params)))
-            return ()
-
-        jax.eval_shape(shard_map(probe, mesh, (specs,), (), shard_axes), params)
-        return found[0]
 
     def _inputs(
         self, model_state: PyTree, given: Given
@@ -366,34 +345,22 @@ class WorkerStep:
         update = optax.with_extra_args_support(self.tx).update
         updates, after = update(updates, carry.opt_state, params, **extra_args)
         replica = _axis.replica_axes(carry.params, self.names)
-        if within := self.names[len(replica) :]:
-            _axis.require_replicated(
-                updates,
-                within,
-                "The update",
-                f"Parameters differ over {list(replica)} only, so average gradients over "
-                f"{list(within)} first in `optax.chain`, as in `jaxcomm.hierarchical(jaxcomm.mean("
-                f"{within[-1]!r}), outer_axes={replica!r})`; or name only {list(replica)} in "
-                "`axis_name`, for the exact mean.",
-            )
         is_per_worker = isinstance(carry.params, PerWorker)
-        if not is_per_worker:
-            _axis.require_replicated(
-                updates,
-                self.names,
-                "The update",
-                "Place an aggregator, such as `jaxcomm.mean()`, first in `optax.chain`. A frozen "
-                "leaf needs `optax.stateless(lambda grads, params: optax.tree.zeros_like(params))` "
-                "instead of `optax.set_to_zero()`, whose zeros have the type of the gradient. For "
-                "gossip, let parameters differ by worker with `jaxcomm.replicate(params, mesh)`.",
-            )
+        within = self.names[len(replica) :] if is_per_worker else self.names
+        _axis.require_replicated(
+            updates,
+            within,
+            "The update",
+            "Place an aggregator over them, such as `jaxcomm.mean()`, first in `optax.chain`, or "
+            "let parameters differ by `jaxcomm.replicate(params, mesh)`. A frozen leaf needs zeros "
+            "of the parameters, `optax.tree.zeros_like(params)`.",
+        )
         _axis.require_replicated(
             after,
             self.names,
             "The optimizer state",
-            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`."
-            if is_per_worker
-            else "Place the aggregator before the transformation that keeps this state.",
+            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`; or, where "
+            "parameters are equal, place the aggregator before.",
         )
         return updates, after
 

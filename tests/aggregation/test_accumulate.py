@@ -259,7 +259,7 @@ def test_mistakes() -> None:
     inside = synchronization.diloco(jaxcomm.accumulate(optax.sgd(0.1), 2), optax.sgd(0.7), 4)
     params, mesh = jaxcomm.replicate(jnp.zeros(3), mesh_of(2)), mesh_of(2)
     step = jaxcomm.make_step(lambda w, x: jnp.mean((w[None] - x) ** 2), inside, mesh)
-    with pytest.raises(ValueError, match=r"accumulate.*inner optimizer.*accumulate\(diloco\("):
+    with pytest.raises(ValueError, match=r"place `jaxcomm.accumulate`.* around `diloco`"):
         step(params, jaxcomm.init(inside, params, mesh), jnp.ones((2, 3)))
     with pytest.raises(ValueError, match="only floating-point"):
         jax.vmap(SGD.init, axis_name="data")(jnp.ones((2, 3), jnp.int32))
@@ -314,10 +314,6 @@ def test_a_step_flushes_without_another_program_or_collective(kind: str) -> None
     rows = batches[:2].reshape(-1, 3)
     right = 1 - 0.1 * 2 * (rows * (rows @ np.ones(3) - 1)[:, None]).mean(0)
     np.testing.assert_allclose(w, right, rtol=1e-5)
-    with pytest.raises(
-        ValueError, match=r"`flush` must be one bool for all workers, got bool\[4\]"
-    ):
-        step(*start, batches[0], flush=jnp.ones(WORKERS, bool))
 
 
 def test_a_scan_flushes_at_its_end() -> None:

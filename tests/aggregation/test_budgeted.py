@@ -130,7 +130,7 @@ def test_only_the_term_of_the_slow_worker_is_noisier() -> None:
         ({"slow": {True: 2}}, "`slow` must be a dict"),
         ({"slow": {0: 1}}, r"`levels` must be a Python int in \[1, .*, got 0"),
         ({"slow": {}, "mean_codec": top_k(k=1)}, "`mean_codec` .* must be unbiased"),
-        ({"slow": {}, "mean_codec": 3}, "`mean_codec` of .* must be a codec, .* got 3"),
+        ({"slow": {}, "mean_codec": 3}, "`mean_codec` must be a codec, .* got 3"),
     ],
 )
 def test_options_out_of_range(arguments: dict, message: str) -> None:

@@ -80,7 +80,7 @@ def test_of_another_program(saved: pathlib.Path, name: str) -> None:
 
 def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with Checkpoints(saved) as checkpoints:
-        for step in (5, 4, True, -1):
+        for step in (5, 4, -1):
             with pytest.raises(ValueError, match=r"`step` must be above 5, the newest checkpoint"):
                 checkpoints.save(step, start())
         with pytest.raises(TypeError):
@@ -89,16 +89,14 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
             checkpoints.save(9, start(), position={1j})
         with pytest.raises(ValueError, match=r"`state\['rate'\]` is of type float, but a checkpo"):
             checkpoints.save(9, {**start(), "rate": 0.1})
-        with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* steps \[3, 5\]"):
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* of \(3, 5\)"):
             checkpoints.restore(start(), 4)
-        with pytest.raises(ValueError, match="needs both `tx` and `workers`"):
-            checkpoints.restore(start(), tx=TX)
     with Checkpoints(tmp_path_factory.mktemp("empty")) as checkpoints:
         assert checkpoints.steps == ()
-        with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+        with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
             checkpoints.restore(start())
     for keep in (0, True, -2):
-        with pytest.raises(ValueError, match=r"`keep` must be at least 1, or None to keep all"):
+        with pytest.raises(ValueError, match="`keep` must be a Python int of at least 1, or None"):
             Checkpoints(saved, keep=keep)
     file = saved / "file"
     file.write_text("")
@@ -144,10 +142,3 @@ def test_damaged_files(tmp_path: pathlib.Path, how: str) -> None:
     assert {path.parent.name or path.name for path in damaged} >= {"manifest.json", "d"}
     # Others are not read, except for orbax's description, of which it notices when half is missing.
     assert len(damaged) == (5 if how == "half" else 4)
-
-
-def test_without_orbax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    monkeypatch.delitem(sys.modules, "jaxcomm.checkpoint._orbax", raising=False)
-    with pytest.raises(ImportError, match=r'needs orbax.*: `pip install "jaxcomm\[checkpoint\]"`'):
-        Checkpoints(tmp_path)

@@ -82,7 +82,7 @@ def test_what_cannot_be_resized(tmp_path: pathlib.Path) -> None:
     old, new = (mesh_of(n, AxisType.Auto) for n in (4, 2))
     with Checkpoints(tmp_path / "a") as checkpoints:
         checkpoints.save(1, start(old)["opt_state"])
-        with pytest.raises(CheckpointError, match='must be a dict with "params" and "opt_state"'):
+        with pytest.raises(CheckpointError, match="cannot be resized"):
             checkpoints.restore(start(new)["opt_state"], tx=TX, workers=new)
     clocks = {**start(old), "clock": jaxcomm.PerWorker({"data": jnp.zeros((4, 2))})}
     with Checkpoints(tmp_path / "b") as checkpoints:

@@ -187,7 +187,7 @@ def test_in_two_stages_and_nested() -> None:
     [
         ((), "at least 2 codecs, got 0"),
         ((top_k(k=1),), "at least 2 codecs, got 1"),
-        ((top_k(k=1), 3), r"`codecs\[1\]` of `chain` must be a codec"),
+        ((top_k(k=1), 3), r"`codecs\[1\]` must be a codec"),
         ((dither(), top_k(k=1)), "codec 1 of 2 does not"),
         ((top_k(k=2), wangni(k=1), dither()), "codec 2 of 3 does not"),
         ((chain(top_k(k=2), dither()), dither()), "codec 1 of 2 does not"),
@@ -207,7 +207,7 @@ def test_memory_goes_outside() -> None:
     for pair in (error_feedback(top_k(k=1)), top_k(k=1)), (dither(), error_feedback(top_k(k=1))):
         with pytest.raises(ValueError, match=r"error_feedback\(reserved"):
             reserved(*pair).init(x)
-    with pytest.raises(ValueError, match=r"`spikes` of `reserved` must be a codec, .* got 3"):
+    with pytest.raises(ValueError, match=r"`spikes` must be a codec, .* got 3"):
         reserved(dither(), 3)
 
 

@@ -178,7 +178,7 @@ def test_mistakes() -> None:
     for shared in (ef21(top_k(k=1)), diana(dither())):
         with pytest.raises(ValueError, match="memory is each worker's own"):
             compressed_memory(shared, dither(bits=8)).init(jnp.zeros(3))
-    with pytest.raises(ValueError, match="`storage` of `compressed_memory` must be a codec"):
+    with pytest.raises(ValueError, match="`storage` must be a codec"):
         compressed_memory(error_feedback(top_k(k=1)), dither)
     with pytest.raises(ValueError, match="this one keeps none"):
         compressed_memory(top_k(k=1), dither()).init(jnp.zeros(3))

@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "MultiSteps": (lambda: optax.MultiSteps(aggregate(0.1), 2), r"jaxcomm.accumulate\(tx, k\)"),
     "MultiSteps as a transformation": (
         lambda: optax.MultiSteps(aggregate(0.1), 2).gradient_transformation(),
-        r"Replace `optax.MultiSteps\(tx, k\)` with `jaxcomm.accumulate\(tx, k\)`",
+        r"`jaxcomm.accumulate\(tx, k\)` in place of `optax.MultiSteps\(tx, k\)`",
     ),
     "apply_if_finite": (
         lambda: optax.apply_if_finite(aggregate(0.1), 3),
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Adam before the aggregator": (
         lambda: optax.chain(optax.scale_by_adam(), aggregate(0.1)),
-        "Place the aggregator before the transformation that keeps this state",
+        "optimizer state .* place the aggregator before",
     ),
 }
 

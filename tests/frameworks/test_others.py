@@ -111,11 +111,3 @@ def test_haiku(method: str) -> None:
             )
             losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.3 * losses[0]
-
-
-def test_a_whole_equinox_module_is_refused() -> None:
-    model, tx = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0)), METHODS["global_qsgd"](0.1)
-    with pytest.raises(
-        ValueError, match=r"`params.*` must be an array, got a `.*equinox.partition"
-    ):
-        jaxcomm.init(tx, model, MESH)

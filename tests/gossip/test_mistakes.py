@@ -42,7 +42,7 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbor=False), "in all steps"),
         (
             lambda: gossip.choco_sgd(gossip.ring(8), compression.sparsifiers.top_k, step_size=1),
-            r"`codec` of `choco_sgd` must be a codec, .* got the function `top_k`: call it",
+            r"`codec` must be a codec, .* got the function `top_k`: call it",
         ),
         (lambda: gossip.deep_squeeze(gossip.ring(8), 0.1, step_size=1), "must be a codec"),
         (lambda: gossip.ad_psgd(gossip.ring(8), staleness=1.5), "`staleness` must be a Python"),
@@ -51,14 +51,6 @@ APART = nx.Graph([(0, 1), (2, 3)])
         (lambda: gossip.periodic_averaging(3, optax.chain(DPSGD)), "`gossip` must be a method of"),
         (lambda: gossip.periodic_averaging(3, gossip.ring(4)), "`gossip` must be an optax"),
         (lambda: gossip.one_peer_exponential(6, directed=False), r"needs 2\*\*k workers"),
-        (
-            lambda: jaxcomm.consensus(jnp.ones(3)),
-            "parameters that differ by worker, from `jaxcomm.replicate`",
-        ),
-        (
-            lambda: jaxcomm.consensus_distance({}),
-            "parameters that differ by worker, from `jaxcomm.replicate`",
-        ),
         (lambda: jaxcomm.replicate(jnp.ones(3), 0), "number of workers must be an int"),
         (lambda: gossip.dpsgd(gossip.ring(8)).init(jnp.ones(3)), "is not bound here"),
     ],
@@ -121,8 +113,8 @@ def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> 
     ("given", "extra", "message"),
     [
         (False, {}, r"tx.update\(updates, state, params\)"),
-        (True, {"weight": -1}, "`weight` must be a finite number of at least 0, got -1"),
-        (True, {"weight": np.float32(np.nan)}, "`weight` must be a finite number"),
+        (True, {"weight": -1}, r"`weight` must be 0 or from .*, got -1"),
+        (True, {"weight": np.float32(np.nan)}, "`weight` must be 0 or from"),
     ],
 )
 def test_said_in_an_update(given: bool, extra: Any, message: str) -> None:

@@ -106,10 +106,3 @@ def test_state_that_was_not_cut_says_so() -> None:
     )
     with pytest.raises(ValueError, match=r"\['mean'\]\['bias'\].*whole.*`jaxcomm.state_specs"):
         jax.eval_shape(on_mesh, gradients(8), state)
-
-
-def test_state_over_other_axes_says_so() -> None:
-    tx = jaxcomm.per_worker(optax.adam(1e-3))
-    state = jaxcomm.PerWorker({"dcn,ici": jnp.zeros((1, 3))})
-    with pytest.raises(ValueError, match=r"over \['dcn,ici'\], and `axis_name` is 'data'"):
-        jax.vmap(lambda g: tx.update(g, state), axis_name="data")(jnp.zeros((2, 3)))

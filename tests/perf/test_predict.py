@@ -199,7 +199,7 @@ def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (dither(), "A codec is not an optax transformation"),
+        (dither(), "must be an optax transformation, got a `Codec`"),
         (3, "`fn` must be a function.* got a `int`"),
     ],
 )

@@ -95,5 +95,5 @@ def test_weights_matter(cluster: Ended) -> None:
 
 def test_a_batch_of_one_process_alone_is_refused(cluster: Ended) -> None:
     for process in cluster.processes:
-        assert "`batch['phase']` must be an array over all processes" in process["refused"]
+        assert "`batch['phase']` is of this process only" in process["refused"]
         assert "make_array_from_process_local_data" in process["refused"]

@@ -223,7 +223,7 @@ def test_nothing_is_sent_between_exchanges() -> None:
     [
         (
             lambda: local_sgd(optax.sgd(0.1), aggregator=2),
-            "`period` must be .*, got an optax transformation",
+            "`period` must be .*, got a `",
         ),
         (
             lambda: local_sgd(2, aggregator=0.7),
@@ -290,7 +290,3 @@ def test_a_flush_ends_the_last_period_as_a_shorter_one_does(name: str, kind: str
         np.testing.assert_array_equal(x, y)
     # Equal up to the rounding of the update that moves a worker to the mean.
     np.testing.assert_allclose(after[0][0], np.tile(after[0][0][:1], (N, 1)), rtol=1e-6)
-    tx = FLUSHED[name](3)
-    step = make(loss, tx, workers, donate=False)
-    with pytest.raises(ValueError, match=r"`flush` must be one bool for all workers, got int32"):
-        step(params, jaxcomm.init(tx, params, workers), TARGETS, flush=1)

@@ -158,7 +158,7 @@ def _init(**options: Any) -> Any:
     [
         (lambda: _make(fragments=5), "`fragments` must be at most `period`=4"),
         (lambda: _make(aggregator=jaxcomm.mean("ici")), r"averages over \['ici'\].*'data'"),
-        (lambda: _make(axis_name=("data", "data")), "one axis or several distinct axes"),
+        (lambda: _make(axis_name=("data", "data")), "several distinct axes"),
         (lambda: _make(aggregator=0.7), "`aggregator` must be an optax transformation, got 0.7"),
         (lambda: _make(outer=0.7), "`outer` must be an optax transformation"),
         (lambda: _init(fragments=3), "Each leaf needs a fragment of 3"),

@@ -124,9 +124,7 @@ def test_all_axes_of_the_mesh(kind: str) -> None:
         return step(params, loss_scaled(), jaxcomm.init(tx, params, workers), rows)[1]
 
     assert run(axis_name=("data", "model")).scale == 2.0**14
-    with pytest.raises(
-        ValueError, match=r"must name all axes of the mesh.*also has the axes \['model'\]"
-    ):
+    with pytest.raises(ValueError, match=r"must name all axes of the mesh, but lacks \['model'\]"):
         run()
 
 
@@ -134,6 +132,3 @@ def test_mistakes() -> None:
     for scale in (3, 0, -1, 0.5, 2.0**25, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"`scale` must be a power of two from 1 to 2\*\*24"):
             loss_scaled(scale=scale)
-    step, params, opt_state = build("simulated")
-    with pytest.raises(ValueError, match=r"must be the result of `jaxcomm.training.loss_scaled"):
-        step(params, jnp.int32(0), opt_state, X)

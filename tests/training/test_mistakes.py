@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
     ),
     "parameters in place of workers": (
         lambda here: jaxcomm.init(qsgd(), start(), start()),
-        "must be an int of at least 1.*got a `dict`",
+        "must be an int of at least 1, or a dict of sizes by axis, got a `dict`",
     ),
     "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "the state of another": (
@@ -96,19 +96,11 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         lambda here: here.step(tx := optax.MultiSteps(qsgd(), 4).gradient_transformation())(
             start(), here.init(tx), X
         ),
-        r"Replace `optax\.MultiSteps\(tx, k\)` with `jaxcomm\.accumulate\(tx, k\)`",
+        r"`jaxcomm\.accumulate\(tx, k\)` in place of `optax\.MultiSteps\(tx, k\)`",
     ),
     "apply_if_finite": (
         lambda here: here.step(tx := optax.apply_if_finite(qsgd(), 3))(start(), here.init(tx), X),
         r"cannot run inside `optax\.apply_if_finite`.*: use `jaxcomm\.skip_nonfinite\(tx\)`",
-    ),
-    "a list of rows": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X.tolist()),
-        r"`batch\[0\]\[0\]` is a scalar.*A list is a tree of leaves: pass an array",
-    ),
-    "no rows": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), X[:0]),
-        "`batch` holds no examples: the global batch must not be empty",
     ),
     "donated twice": (again, r"params\['w'\] was donated to an earlier step.*`donate=False`"),
     "one value an example": (
@@ -117,43 +109,13 @@ MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
         ),
         r"`aux\['errors'\]` has shape \(4,\), one value per example.*metrics='own'",
     ),
-    "rows as a list of arrays": (
-        lambda here: here.step(qsgd())(start(), here.init(qsgd()), [*X]),
-        r"not divisible by 4 workers\. A list is a tree of leaves: pass an array",
-    ),
-    "a loss alone": (
-        lambda here: here.step(qsgd(), has_aux=True)(start(), here.init(qsgd()), X),
-        r"With `has_aux=True`, `loss_fn`.* must be a pair, `\(loss, aux\)`",
-    ),
-    "complex aux": (
-        lambda here: here.step(qsgd(), lambda p, b: (loss_fn(p, b), {"z": 1j}), has_aux=True)(
-            start(), here.init(qsgd()), X
-        ),
-        r"`aux\['z'\]` is complex128, but metrics must be real numbers",
-    ),
-    "a key as aux": (
-        lambda here: here.step(
-            qsgd(), lambda p, b: (loss_fn(p, b), {"k": jax.random.key(0)}), has_aux=True
-        )(start(), here.init(qsgd()), X),
-        r"`aux\['k'\]` is key<fry>, but metrics must be real numbers",
-    ),
-    "aux under a name of aggregators": (
-        lambda here: here.step(
-            qsgd(), lambda p, b: (loss_fn(p, b), {"diagnostics/x": 1.0}), has_aux=True
-        )(start(), here.init(qsgd()), X),
-        "or keys that begin with 'diagnostics/'",
-    ),
-    "an axis twice": (
-        lambda here: here.make(loss_fn, exact(), here.workers, axis_name=("data", "data")),
-        r"`axis_name` must name one axis or several distinct axes, got \('data', 'data'\)",
-    ),
     "axes in no order": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name={"data"}),
-        r"`axis_name` must be the name of a mesh axis, or several in a tuple, got \{'data'\}",
+        r"`axis_name` must be the name of a mesh axis, or a tuple of several .*, got \{'data'\}",
     ),
     "no axis": (
         lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
-        r"`axis_name` must be the name of a mesh axis, or several in a tuple, got \(\)",
+        r"`axis_name` must be the name of a mesh axis, or a tuple of several .*, got \(\)",
     ),
     "an unmarked optimizer before gossip": (
         lambda here: here.init(
@@ -189,13 +151,6 @@ def test_mistakes(name: str, kind: str) -> None:
     assert "\n" not in str(caught.value).split("\n---")[0]
 
 
-def test_a_number_in_place_of_a_mesh() -> None:
-    with pytest.raises(
-        ValueError, match=r"`mesh` must be a `jax\.sharding\.Mesh`, got 8.*simulate"
-    ):
-        jaxcomm.make_step(loss_fn, qsgd(), 8)  # type: ignore[arg-type]
-
-
 def test_errors_of_the_users_own_functions_stay_what_they_are() -> None:
     def wrong(params: Any, batch: Any) -> jax.Array:
         raise KeyError("labels")
@@ -224,11 +179,6 @@ def test_examples_of_a_workers_devices_are_not_mixed_up() -> None:
         step(start(), state, X)
 
 
-def test_a_mesh_in_place_of_a_number() -> None:
-    with pytest.raises(ValueError, match=r"must be an int.*On a mesh use `jaxcomm\.make_step`"):
-        jaxcomm.simulate(loss_fn, qsgd(), mesh_of(N))  # type: ignore[arg-type]
-
-
 def test_used_extra_arguments_reach_the_transformation() -> None:
     tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
     params = jaxcomm.PerWorker({"data": {"w": jnp.arange(N * 10.0).reshape(N, 5, 2)}})
@@ -237,12 +187,3 @@ def test_used_extra_arguments_reach_the_transformation() -> None:
     alone, _, _ = step(params, state, X, present=jnp.zeros(N, bool))
     together, _, _ = step(params, state, X, present=jnp.ones(N, bool))
     assert (alone.per_worker["data"]["w"] != together.per_worker["data"]["w"]).any()
-
-
-def test_gradients_that_know_nothing_of_aux() -> None:
-    gradients = lambda loss_fn, params, batch: (jnp.float32(0), params)  # noqa: E731
-    step = jaxcomm.simulate(loss_fn, qsgd(), N, has_aux=True, gradients=gradients)
-    with pytest.raises(
-        ValueError, match=r"must be a pair, `\(loss, aux\)`.*For `window_gradients`.*, use"
-    ):
-        step(start(), jaxcomm.init(qsgd(), start(), N), X)

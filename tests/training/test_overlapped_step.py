@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.synchronization import diloco, streaming_diloco
+from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step, second_mesh
 from tests.slow import slow
 
@@ -214,18 +214,13 @@ def _under_jit(step: Any, **extra: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: second_mesh(mesh_of(workers=8)), "no device beside.*jax_num_cpu_devices"),
-        (lambda: _second(tx=optax.sgd(0.1)), "`tx` must be a `jaxcomm.synchronization.streaming"),
-        (
-            lambda: _second(tx=diloco(optax.sgd(0.1), optax.sgd(0.7), 4)),
-            "`tx` must be a `jaxcomm.synchronization.streaming",
-        ),
-        (lambda: _second(tx=streaming(axis_name="ici")), r"averages over \['ici'\].*'data'"),
         (lambda: _second(axis_name=("data", "data")), "several distinct axes"),
-        (lambda: _second(exchange_mesh=mesh_of()), "shares .* with `mesh`.*wait for each other"),
+        (
+            lambda: _second(exchange_mesh=mesh_of()),
+            "shares devices .*wait for each other",
+        ),
         (lambda: streaming(overlap=4), "`period`=4, and `overlap` less"),
         (lambda: _called(number=3), "`number` is 3, but the state is before step 1"),
-        (lambda: _called(streaming(fragments=3)), "has 3 fragments, but `tx` has 2"),
         (
             lambda: _called(present=np.ones(3, bool)),
             r"one bool per worker, bool\[4\], got bool\[3\]",

@@ -329,16 +329,14 @@ def test_traced_steps(where: str) -> None:
     close(params["w"], expected["w"])
 
 
-SECOND = (
-    r"`batch\['weights'\]` has 16 rows, but `batch\['labels'\]` has 32.*`step\(\.\.\., shared=\)`"
-)
+SECOND = r"different numbers of rows.*`step\(\.\.\., shared=\)`"
 MISTAKES: dict[str, tuple[Any, dict[str, Any], Any, str]] = {
     "in the batch": (loss, {}, {**batch(), "weights": shared()["weights"]}, SECOND),
     "a scalar in the batch": (
         loss,
         {},
         {"rate": 0.5, **batch()},
-        r"`batch\['rate'\]` is a scalar.*`step\(\.\.\., shared=\)`",
+        SECOND,
     ),
 }
 
@@ -363,7 +361,7 @@ def test_rows_of_several_kinds(where: str) -> None:
         return jnp.mean(jnp.sin(graph["nodes"] @ params["w"])[graph["edges"]])
 
     state = jaxcomm.init(tx, start(), workers)
-    with pytest.raises(ValueError, match="such as nodes and edges of graphs, pass `rows_differ"):
+    with pytest.raises(ValueError, match="`rows_differ=True`"):
         make(workers, tx, of_edges, donate=False)(start(), state, graphs)
     step = make(workers, tx, of_edges, rows_differ=True)
     params, _, metrics = step(start(), state, graphs)
@@ -398,17 +396,12 @@ def averaged(params: Any, batch: Any) -> jax.Array:
 @pytest.mark.parametrize("form", ["weights", slow("loss")])
 @pytest.mark.parametrize("where", ["auto", *map(slow, ["simulated", "explicit"])])
 def test_a_ragged_batch(where: str, form: str) -> None:
-    """It is padded as the message says. The last worker has added rows only."""
+    """It is padded. The last worker has added rows only."""
     ragged = {name: x[:27] for name, x in batch().items()}
     tx, workers = optax.chain(jaxcomm.mean(), optax.sgd(RATE)), WHERE[where]()
     options: Any = {"gradients": weighted} if form == "weights" else {}
     step = make(workers, tx, averaged, donate=False, **options)
     state = jaxcomm.init(tx, start(), workers)
-    message = (
-        r"of 27, .*not divisible by 8 workers\. Pad it, `jax.tree.map\(.*\[\(0, 5\)\].*, batch\)`"
-    )
-    with pytest.raises(ValueError, match=message):
-        step(start(), state, ragged)
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 5)] + [(0, 0)] * (x.ndim - 1)), ragged)
     padded["weight"] = (np.arange(32) < 27).astype(np.float32)
     params, _, metrics = step(start(), state, padded)

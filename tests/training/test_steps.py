@@ -134,11 +134,10 @@ def test_aux_is_averaged_beside_the_loss(kind: str) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("aux", [jnp.float32(0), {"loss": jnp.float32(0)}])
-def test_aux_that_is_no_dict_of_metrics(kind: str, aux: Any) -> None:
-    tx = jaxcomm.mean()
+def test_aux_with_a_loss(kind: str) -> None:
+    tx, aux = jaxcomm.mean(), {"loss": jnp.float32(0)}
     step, workers = build(kind, lambda p, b: (loss_fn(p, b), aux), tx, has_aux=True)
-    with pytest.raises(ValueError, match="`aux` a dict of metrics without the key 'loss'"):
+    with pytest.raises(ValueError, match=r"The step adds the metrics \['loss'\]"):
         step(start(), jaxcomm.init(tx, start(), workers), data())
 
 
@@ -187,27 +186,10 @@ def test_gradients_with_weights(kind: str, aggregate: Any) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("size", [6, 17])
-def test_a_batch_that_does_not_divide_names_both_numbers(kind: str, size: int) -> None:
-    tx = jaxcomm.mean()
-    step, workers = build(kind, loss_fn, tx)
-    with pytest.raises(ValueError, match=rf"`batch\[0\]` has a global batch of {size}.* 4 workers"):
-        step(start(), jaxcomm.init(tx, start(), workers), data(size))
-
-
-@KINDS
-def test_a_scalar_in_the_batch(kind: str) -> None:
-    tx = jaxcomm.mean()
-    step, workers = build(kind, lambda p, b: loss_fn(p, b["data"]), tx)
-    with pytest.raises(ValueError, match=r"`batch\['rate'\]` is a scalar"):
-        step(start(), jaxcomm.init(tx, start(), workers), {"data": data(), "rate": 0.1})
-
-
-@KINDS
 def test_a_forgotten_aggregator(kind: str) -> None:
     tx = optax.sgd(0.1)
     step, workers = build(kind, loss_fn, tx)
-    with pytest.raises(ValueError, match=r"update at \['b'\] differs by worker.*jaxcomm\.mean\(\)"):
+    with pytest.raises(ValueError, match=r"update at \['b'\] differs by worker.*jaxcomm\.mean\("):
         step(start(), jaxcomm.init(tx, start(), workers), data())
 
 
@@ -224,7 +206,7 @@ def test_momentum_before_the_aggregator(kind: str) -> None:
 @pytest.mark.parametrize("axis_name", ["workers", ("data", "model")])
 def test_an_axis_that_the_mesh_lacks(axis_name: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"which the mesh with axes .*: pass `axis_name=` one of them, here and"
+        ValueError, match=r"The mesh with axes .* lacks .*: pass `axis_name=` one of its axes"
     ):
         jaxcomm.make_step(loss_fn, jaxcomm.mean(axis_name), MESH, axis_name=axis_name)
 
@@ -246,7 +228,7 @@ def test_simulated_axes_by_name() -> None:
     plain = jaxcomm.simulate(loss_fn, tx, 4)
     by_number, _, _ = plain(start(), jaxcomm.init(tx, start(), 4), data())
     chex.assert_trees_all_close(by_name, by_number, rtol=1e-6)
-    with pytest.raises(ValueError, match="a dict of the sizes of all axes"):
+    with pytest.raises(ValueError, match="a dict of sizes by axis"):
         jaxcomm.simulate(loss_fn, tx, 4, axis_name=axes)
     with pytest.raises(ValueError, match="in the same order"):
         jaxcomm.simulate(loss_fn, tx, sizes, axis_name=("ici", "dcn"))

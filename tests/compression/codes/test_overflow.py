@@ -190,7 +190,7 @@ def test_mistakes() -> None:
         rans(error_feedback(inner))
     with pytest.raises(ValueError, match="`rans` sends levels, but this codec sends indices"):
         rans(top_k(k=3))
-    with pytest.raises(ValueError, match="`codec` of `elias` must be a codec"):
+    with pytest.raises(ValueError, match="`codec` must be a codec"):
         elias(dither)
     with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
         mean_of(rans(dither(levels=4095)))(given())
