@@ -35,6 +35,7 @@ from jaxcomm.aggregation._exchange import (
     over_units,
     reduce_statistics,
 )
+from jaxcomm.compression._blockwise import stacked
 
 
 def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> PyTree:
@@ -242,4 +243,4 @@ def all_gather_mean(
         if share_statistics
         else without_global_diagnostics(codec)
     )
-    return coded_mean(axis_name, unit_codec, exchange, options, stacks=True)
+    return coded_mean(axis_name, unit_codec, exchange, options, stack=stacked(unit_codec))

@@ -24,6 +24,7 @@ from jaxcomm.aggregation._exchange import (
     sum_together,
 )
 from jaxcomm.aggregation._rows import from_rows, to_rows
+from jaxcomm.compression._blockwise import stacked
 
 Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 """From this worker's payloads of all units to the payloads combined over workers."""
@@ -136,9 +137,8 @@ def all_reduce_mean(
         total: list[PyTree] = sum_together(axis_name, payloads)
         return total
 
-    return coded_mean(
-        axis_name, codec, combine_payloads(axis_name, codec, add), options, stacks=True
-    )
+    exchange = combine_payloads(axis_name, codec, add)
+    return coded_mean(axis_name, codec, exchange, options, stack=stacked(codec))
 
 
 def _tree(

@@ -1,5 +1,6 @@
 """A mean for workers of different speed: a slow one sends, receives and owns less."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, Unpack
 
@@ -28,7 +29,6 @@ from jaxcomm.aggregation._rows import (
     coins_of_means,
     coins_of_rows,
     decode_rows,
-    encode_rows,
     from_rows,
     mean_of_owned,
     to_rows,
@@ -113,7 +113,7 @@ def _messages(
     """The message to each owner, `[count, words]`, and the shapes of what it packs."""
     units = nondifferentiable("budgeted_mean", *(part.x for part in parts))
     contents = [
-        encode_rows(codec, context.coins, context.memory, to_rows(x, count))[0]
+        jax.vmap(functools.partial(encode_local, codec))(context, to_rows(x, count))[0]
         for x, context in zip(units, rows, strict=True)
     ]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), contents)
@@ -268,7 +268,7 @@ def budgeted_mean(
             )
             share = len(senders) / workers
             means = [
-                total + share * mean_of_owned(codec, slot, context, content)
+                total + share * mean_of_owned(codec, slot, context, content, context.shape)
                 for total, context, content in zip(means, rows, contents, strict=True)
             ]
         contexts = [

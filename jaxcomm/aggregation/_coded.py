@@ -40,7 +40,6 @@ from jaxcomm.aggregation._exchange import (
     all_finite,
     nowhere_nan,
 )
-from jaxcomm.compression._blockwise import stacked
 from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target
 
@@ -288,7 +287,7 @@ def coded_mean(
     *,
     diagnosed: Sequence[Codec] | None = None,
     redraws: bool = True,
-    stacks: bool = False,
+    stack: Codec | None = None,
     resize: ResizeUnit | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Builds an aggregator from a codec of whole units and an exchange.
@@ -304,7 +303,7 @@ def coded_mean(
       options: The options of the aggregator.
       diagnosed: The codecs whose diagnostics `codec.diagnose` combines. Default: only `codec`.
       redraws: Whether coins change in each step. Otherwise all steps use those of the first step.
-      stacks: Whether the exchange accepts stacks of leaves: parts whose codec is `stacked`.
+      stack: The codec of a stack of leaves, if the exchange accepts parts that are stacks.
       resize: The memory of a unit for another number of workers, if it is not the mean over
         workers.
     """
@@ -326,11 +325,15 @@ def coded_mean(
     axes, axis = _axis.names(axis_name), _axis.label(axis_name)
 
     divided = functools.partial(
-        _units.split, scope=scope, bucket_bytes=capacity, layout=codec.layout, stacks=stacks
+        _units.split,
+        scope=scope,
+        bucket_bytes=capacity,
+        layout=codec.layout,
+        stacks=stack is not None,
     )
 
     def codec_for(unit: Unit) -> Codec:
-        return stacked(codec) if unit.form == "stacked" else codec
+        return stack if stack is not None and unit.form == "stacked" else codec
 
     def init_fn(params: PyTree) -> AggregatorState:
         arrays, units, _ = divided(params)
@@ -352,7 +355,7 @@ def coded_mean(
         )
         if resize is None or not jax.tree.leaves(own):
             return state
-        shapes = [sample.shape for sample in samples]
+        shapes = [x.shape for x in arrays]
 
         def resized(old: AggregatorState, new: AggregatorState) -> AggregatorState:
             before, after = (each.own.per_worker[axis] for each in (old, new))

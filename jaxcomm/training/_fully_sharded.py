@@ -13,12 +13,7 @@ from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, parts_of_value
 from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._units import Scope
-from jaxcomm.aggregation._weight_gather import (
-    Codecs,
-    averaging_whole_leaves,
-    sliced_dimension,
-    weight_gather,
-)
+from jaxcomm.aggregation._weight_gather import Codecs, averaging_whole_leaves, weight_gather
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
 from jaxcomm.training._arguments import require_divisible, typed_as
 from jaxcomm.training._means import require_aux, require_means
@@ -66,25 +61,6 @@ def slice_specs(
         return PartitionSpec(*[None] * dimension, entry)
 
     return jax.tree.map(spec_of, params)
-
-
-def _require_slices(params: PyTree, specs: PyTree, axis_name: AxisName, workers: int) -> None:
-    """Raises unless the workers divide the dimension of each leaf that its spec names."""
-
-    def check(path: tuple[Any, ...], spec: PartitionSpec, part: PyTree) -> None:
-        for inside, x in jax.tree_util.tree_leaves_with_path(part):
-            where = jax.tree_util.keystr((*path, *inside)) or "the root"
-            dimension = sliced_dimension(spec, axis_name, f" at {where}")
-            if dimension is not None and (
-                dimension >= jnp.ndim(x) or jnp.shape(x)[dimension] % workers
-            ):
-                raise ValueError(
-                    f"The spec at {where}, {spec}, slices dimension {dimension} of an array "
-                    f"{list(jnp.shape(x))} into {workers} equal parts, which is impossible. Use "
-                    "`PartitionSpec()` there, or `jaxcomm.training.slice_specs`."
-                )
-
-    jax.tree_util.tree_map_with_path(check, specs, params)
 
 
 def fully_sharded_value_and_grad(
@@ -207,7 +183,6 @@ def fully_sharded_value_and_grad(
         params: PyTree, batch: PyTree, key: jax.Array | None = None, *, shared: PyTree = None
     ) -> Any:
         require_divisible(batch, mesh.size, rows_differ)
-        _require_slices(params, specs, axis_name, mesh.size)
         whole = PartitionSpec()
         # The exchanges are in the program of the loss, whose types are not checked.
         run = shard_map(
