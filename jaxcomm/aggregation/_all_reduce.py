@@ -129,8 +129,7 @@ def all_reduce_mean(
     """
     if codec.combine != "sum":
         raise ValueError(
-            "`all_reduce_mean` needs a codec whose payloads can be summed (`combine='sum'`), got "
-            f"{combine_of(codec)}. Use `all_gather_mean`."
+            f"`all_reduce_mean` needs a sum, got {combine_of(codec)}. Use `all_gather_mean`."
         )
 
     def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
@@ -202,8 +201,7 @@ def merged_mean(
     merge = codec.combine
     if not callable(merge):
         raise ValueError(
-            "`merged_mean` needs a codec whose payloads can be merged (`combine` a function), got "
-            f"{combine_of(codec)}. Use `all_reduce_mean` or `all_gather_mean`."
+            f"`merged_mean` needs a merge, got {combine_of(codec)}. Use `all_gather_mean`."
         )
 
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
@@ -215,10 +213,6 @@ def merged_mean(
             for part, codes in zip(parts, mine, strict=True)
         ]
         merged_rows = gather_contents(merged, axis_name)
-        return jax.tree.map(
-            lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape),
-            merged_rows,
-            payloads,
-        )
+        return jax.tree.map(lambda x, codes: from_rows(x, codes.shape), merged_rows, payloads)
 
     return coded_mean(axis_name, codec, combine_payloads(axis_name, codec, merge_rows), options)

@@ -21,7 +21,7 @@ from jaxcomm._contract import (
     mean_is_update,
     target_is_unit,
 )
-from jaxcomm._require import checked, require_codec
+from jaxcomm._require import checked
 from jaxcomm.aggregation._all_gather import decode_local, encode_local
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
@@ -71,9 +71,7 @@ def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: i
       ValueError: If `slow` names a worker that does not exist.
     """
     if beyond := sorted(worker for worker in slow if not 0 <= worker < workers):
-        raise ValueError(
-            f"`slow` names the workers {beyond}, but there are only {workers}: 0 to {workers - 1}."
-        )
+        raise ValueError(f"`slow` names the workers {beyond}, but there are only {workers}.")
     budgets = [slow.get(worker, budget) for worker in range(workers)]
     kinds = [*dict.fromkeys(budgets)]
     owners = [worker for worker in range(workers) if worker not in slow] or [*range(workers)]
@@ -82,28 +80,12 @@ def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: i
     )
 
 
-def require_slow(slow: Any) -> None:
-    """Raises unless `slow` maps workers to budgets."""
-    if not isinstance(slow, Mapping) or not all(
-        isinstance(worker, int) and not isinstance(worker, bool) for worker in slow
-    ):
-        raise ValueError(
-            f"`slow` must be a dict from the index of a worker to its budget, got {slow!r}."
-        )
-
-
-def require_unbiased_codec(codec: Codec, option: str) -> None:
+def _require_unbiased(codec: Codec, option: str) -> None:
     """Raises unless the codec is unbiased and has no memory."""
-    require_codec(codec, option, user="budgeted_mean")
-    if jax.tree.leaves(codec.init(jnp.zeros(4))):
+    if jax.tree.leaves(codec.init(jnp.zeros(4))) or codec.claims.variance is None:
         raise ValueError(
-            f"`{option}` of `budgeted_mean` must have no memory, but this codec keeps some."
-        )
-    if codec.claims.variance is None:
-        raise ValueError(
-            f"`{option}` of `budgeted_mean` must be unbiased and state its `variance`: what a slow "
-            "worker does not send would be missing from every mean. Use `random_k` or `dither`, "
-            "and not `top_k`."
+            f"`{option}` of `budgeted_mean` must be an unbiased codec without memory, such as "
+            "`dither()` or `random_k()`: all means would lack what a slow worker does not send."
         )
 
 
@@ -241,11 +223,10 @@ def budgeted_mean(
       <https://arxiv.org/abs/2003.06307>`_, 2020. The survey names heterogeneous devices as future
       work; the method is ours.
     """
-    require_slow(slow)
     for each in dict.fromkeys([budget, *slow.values()]):
-        require_unbiased_codec(codec_for(each), f"codec_for({each!r})")
+        _require_unbiased(codec_for(each), f"codec_for({each!r})")
     own_codec = codec_for(budget) if mean_codec is None else mean_codec
-    require_unbiased_codec(own_codec, "mean_codec")
+    _require_unbiased(own_codec, "mean_codec")
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
@@ -283,8 +264,8 @@ def budgeted_mean(
         results = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)
-            whole = from_rows(decode_rows(own_codec, context, owned), part.x.size)
-            results.append(part._replace(mean=whole.reshape(part.x.shape)))
+            whole = decode_rows(own_codec, context, owned)
+            results.append(part._replace(mean=from_rows(whole, part.x.shape)))
 
         def sent() -> list[jax.Array]:
             """What the owners decode from this worker."""
@@ -297,7 +278,7 @@ def budgeted_mean(
                     of_rows = jax.vmap(lambda *args, codec=codec: decode_local(codec, *args))(
                         context, contents[unit]
                     )
-                    mine = from_rows(of_rows, part.x.size).reshape(part.x.shape)
+                    mine = from_rows(of_rows, part.x.shape)
                     decoded[unit] = jnp.where(kind == number, mine, decoded[unit])
             return decoded
 

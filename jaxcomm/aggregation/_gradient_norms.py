@@ -89,8 +89,7 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         if outer_axes or shard_axes:
             raise ValueError(
                 "`gradient_norms` measures whole gradients of all workers: place it around "
-                "`hierarchical` and `shard_local`, not inside; updates also differ over "
-                f"{[*outer_axes, *shard_axes]} here."
+                "`hierarchical` and `shard_local`, not inside."
             )
         if backward := backward_of(updates):
             raise ValueError(backward.taker.touched)

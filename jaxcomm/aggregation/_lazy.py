@@ -150,14 +150,10 @@ def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool)
     delta = contraction_of(codec, size, workers)
     if delta is not None and delta >= 3 / 4:
         return
-    found = "of this codec no bound is known"
-    if delta is not None:
-        found = f"this codec's bound is {1 - delta:.3g} for {size} coordinates of {workers} workers"
+    bound = "unknown" if delta is None else f"{1 - delta:.3g} for {size} coordinates"
     raise ValueError(
-        f"`lazy` needs a codec with a relative squared error of at most 1/4, but {found}. A worker "
-        "uploads only what exceeds 3 times its rounding error, so that none might upload for "
-        "`max_skip` steps. Use more levels or smaller blocks, as in `blockwise(dither(bits=16), "
-        "64)`."
+        "`lazy` needs a codec with a relative squared error of at most 1/4, such as "
+        f"`blockwise(dither(bits=16), 64)`, or workers might never upload; here it is {bound}."
     )
 
 
@@ -251,8 +247,7 @@ def lazy(
     def init(x: jax.Array) -> Memory:
         if jax.tree.leaves(inner.init(x)):
             raise ValueError(
-                "`lazy` takes a codec without memory: what is not sent stays in the difference to "
-                "the last upload. Remove the feedback around this codec."
+                "`lazy` takes a codec without memory: it is feedback, in place of the codec's."
             )
         return _first_memory(x, memory, max_skip)
 

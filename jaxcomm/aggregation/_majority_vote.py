@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _collectives, _noise
-from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree
+from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
-from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState, coded_mean
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression import _bits
@@ -31,8 +31,7 @@ def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
 
 def _no_signs() -> ValueError:
     return ValueError(
-        "`codec` must send only signs, as `signs()` and `momentum(signs())` of "
-        "`jaxcomm.compression` do: a vote has no magnitudes. Use `all_gather_mean` for this codec."
+        "`codec` must send only signs, as `signs()` and `momentum(signs())` do: votes have no size."
     )
 
 
@@ -126,27 +125,10 @@ def majority_vote(
         for part, (payload, memory), bits in zip(
             parts, encoded, jnp.split(elected, ends[:-1], axis=1), strict=True
         ):
-            winners = SignsPayload(from_rows(bits, payload.bits.size))
+            winners = SignsPayload(from_rows(bits, payload.bits.shape))
             mean = sign.decode(part.context.received(), winners)
             results.append(part._replace(memory=memory, mean=mean))
         return Exchanged(results, finite)
 
     options: AggregatorOptions = {"scope": "bucket", "seed": seed, "key": key}
-    tx = coded_mean(axis_name, sign, exchange, options)
-
-    def update_fn(
-        updates: PyTree,
-        state: AggregatorState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        **extra_args: object,
-    ) -> tuple[PyTree, AggregatorState]:
-        if weight is not None:
-            raise ValueError(
-                "`majority_vote` takes no `weight`: one bit per coordinate counts each worker "
-                "once. Omit the weight, or use an aggregator that computes a mean."
-            )
-        return tx.update(updates, state, params, **extra_args)
-
-    return Aggregator(tx.init, update_fn, axis_name)
+    return coded_mean(axis_name, sign, exchange, options, weighted=False)

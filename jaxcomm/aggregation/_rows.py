@@ -25,9 +25,10 @@ def to_rows(x: jax.Array, workers: int) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
 
 
-def from_rows(rows: jax.Array, size: int) -> jax.Array:
-    """The first `size` coordinates of the concatenated rows."""
-    return rows.ravel()[:size]
+def from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The first coordinates of the concatenated rows, as an array of `shape`."""
+    size = math.prod(shape)
+    return (rows if rows.size == size else rows.ravel()[:size]).reshape(shape)
 
 
 def to_cyclic_rows(x: jax.Array, workers: int) -> jax.Array:
@@ -41,7 +42,7 @@ def to_cyclic_rows(x: jax.Array, workers: int) -> jax.Array:
 
 def from_cyclic_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of `to_cyclic_rows` for an array of `shape`."""
-    return from_rows(jnp.swapaxes(rows, 0, 1), math.prod(shape)).reshape(shape)
+    return from_rows(jnp.swapaxes(rows, 0, 1), shape)
 
 
 def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
@@ -49,12 +50,6 @@ def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
     if x.ndim > 1 and x.shape[0] % workers == 0:
         return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
     return to_rows(x, workers)
-
-
-def from_block_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `to_block_rows` for an array of `shape`."""
-    size = math.prod(shape)
-    return (rows if rows.size == size else from_rows(rows, size)).reshape(shape)
 
 
 class RowCut(NamedTuple):
@@ -65,7 +60,7 @@ class RowCut(NamedTuple):
 
 
 ROW_CUTS: dict[str, RowCut] = {
-    "block": RowCut(to_block_rows, from_block_rows),
+    "block": RowCut(to_block_rows, from_rows),
     "cyclic": RowCut(to_cyclic_rows, from_cyclic_rows),
 }
 
@@ -80,11 +75,6 @@ def to_slices(x: jax.Array, workers: int) -> jax.Array:
         return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
     rows = to_rows(x, workers)
     return rows.reshape(workers, *([1] * (x.ndim - 1) + [rows.shape[1]] if x.ndim else []))
-
-
-def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `to_slices` for an array of `shape`."""
-    return from_rows(slices, math.prod(shape)).reshape(shape)
 
 
 def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> jax.Array:

@@ -26,7 +26,7 @@ from jaxcomm.aggregation._coded import (
 from jaxcomm.aggregation._exchange import Part, all_finite, join_small
 from jaxcomm.aggregation._mean import mean_of_rows
 from jaxcomm.aggregation._rows import (
-    from_slices,
+    from_rows,
     pull_rows,
     push_rows,
     recut_memory,
@@ -185,7 +185,7 @@ class End:
 
         def join(arrays: list[jax.Array], workers: int) -> PyTree:
             rows = jax.vmap(self._divide(_one(rows_of(zeros, workers))).join)(arrays)
-            return jax.tree.map(lambda x, leaf: from_slices(x, leaf.shape), rows, zeros)
+            return jax.tree.map(lambda x, leaf: from_rows(x, leaf.shape), rows, zeros)
 
         return recut_memory(
             lambda whole, workers: self._cut(rows_of(whole, workers)),

@@ -16,7 +16,7 @@ from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
-from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
+from jaxcomm.aggregation._rows import from_rows, to_slices, without_padding
 from jaxcomm.aggregation._server_ends import End, leaves_finite
 
 
@@ -290,7 +290,7 @@ def sharded_server(
         pulled = pull_end.pull(slices, pull_coins, pull_memory, finite)
 
         def joined(x: jax.Array, update: jax.Array, spec: PartitionSpec) -> jax.Array:
-            result = jnp.where(pulled.finite, from_slices(x, update.shape), jnp.nan)
+            result = jnp.where(pulled.finite, from_rows(x, update.shape), jnp.nan)
             return resharded(result, spec)
 
         result = jax.tree.map(joined, pulled.tree, updates, specs)

@@ -173,7 +173,7 @@ def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_votes_have_no_weights() -> None:
-    with pytest.raises(ValueError, match="`majority_vote` takes no `weight`"):
+    with pytest.raises(ValueError, match="takes no `weight`"):
         aggregate(VOTES, jnp.ones((2, 3)), weights=[1.0, 2.0])
 
 
