@@ -36,8 +36,8 @@ def _checkable(codec: Codec, statistic: PyTree) -> list[jax.Array]:
     return [leaf for leaf in leaves if leaf.size]
 
 
-def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exchange:
-    """Reduces statistics, encodes with them, combines the payloads, and decodes once."""
+def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine | None = None) -> Exchange:
+    """Reduces statistics, encodes with them, combines or adds the payloads, decodes once."""
 
     # The sum of such payloads is not finite if a unit of any worker is not.
     sends_statistics = {*jax.tree.leaves(codec.reduce_statistics)} - {"equal"}
@@ -66,7 +66,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
         ]
         encoded = [part.codec.encode(part.context, part.x) for part in parts]
         payloads = [payload for payload, _ in encoded]
-        totals = combine(parts, payloads)
+        totals = combine(parts, payloads) if combine else sum_together(axis_name, payloads)
         if flagged_by_payload:
             finite = all_finite(jax.tree.leaves(totals))
         sent = decoded_payloads(parts, payloads)
@@ -132,11 +132,7 @@ def all_reduce_mean(
             f"`all_reduce_mean` needs a sum, got {combine_of(codec)}. Use `all_gather_mean`."
         )
 
-    def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
-        total: list[PyTree] = sum_together(axis_name, payloads)
-        return total
-
-    exchange = combine_payloads(axis_name, codec, add)
+    exchange = combine_payloads(axis_name, codec)
     return coded_mean(axis_name, codec, exchange, options, stack=stacked(codec))
 
 

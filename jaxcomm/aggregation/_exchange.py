@@ -1,5 +1,6 @@
 """Exchanges, from units to means, and what they share: statistics and flags of all workers."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -160,15 +161,11 @@ def over_units(kinds: PyTree, statistics: list[PyTree], groups: list[int]) -> di
 def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
     """The arrays concatenated to one vector, and the function that splits it again."""
     shapes = [x.shape for x in arrays]
-    ends = [0]
-    for x in arrays:
-        ends.append(ends[-1] + x.size)
+    ends = [*itertools.accumulate(x.size for x in arrays)]
 
     def split(vector: jax.Array) -> list[jax.Array]:
-        return [
-            vector[start:end].reshape(shape)
-            for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
-        ]
+        parts = zip(jnp.split(vector, ends[:-1]), shapes, strict=True)
+        return [part.reshape(shape) for part, shape in parts]
 
     return jnp.concatenate([x.ravel() for x in arrays]), split
 

@@ -20,7 +20,6 @@ from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
     all_finite,
-    sum_together,
 )
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._scaled import contraction_of, require_contraction
@@ -125,9 +124,7 @@ def _aggregated(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax
 
 def _exchange_of(axis_name: AxisName, codec: Codec) -> Exchange:
     if codec.combine == "sum":
-        return combine_payloads(
-            axis_name, codec, lambda parts, payloads: sum_together(axis_name, payloads)
-        )
+        return combine_payloads(axis_name, codec)
     return gather_payloads(axis_name, codec, share_statistics=False)
 
 

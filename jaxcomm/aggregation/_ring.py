@@ -30,7 +30,7 @@ from jaxcomm.aggregation._all_gather import (
     without_global_diagnostics,
 )
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._diagnostics import add_by_name
 from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
@@ -292,8 +292,8 @@ def recursive_doubling_mean(
             codec.diagnose(*each) for codec, each in zip(plan()[2], after.report, strict=True)
         ]
         return rounds[0]._replace(
-            totals=add_totals(each.totals for each in rounds),
-            ratios=add_ratios(each.ratios for each in rounds),
+            totals=add_by_name(each.totals for each in rounds),
+            ratios=add_by_name(each.ratios for each in rounds),
         )
 
     # The codec of the first round, since the number of workers is not known yet.

@@ -26,7 +26,7 @@ from jaxcomm.aggregation._all_gather import (
     without_global_diagnostics,
 )
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._diagnostics import add_by_name
 from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
@@ -91,8 +91,8 @@ def _codec_of_units(axis_name: AxisName, cut: RowCut, codec: Codec, mean_codec: 
         averages = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in common}
         return Diagnostics(
             cut.together(rows.target, x.shape),
-            add_totals([rows.totals, mean.totals]),
-            add_ratios([rows.ratios, mean_ratios]),
+            add_by_name([rows.totals, mean.totals]),
+            add_by_name([rows.ratios, mean_ratios]),
             rows.errors | mean.errors | averages,
             mean.constants | rows.constants,
         )

@@ -91,14 +91,6 @@ def _joined(rows: jax.Array, levels: int, dimension: int) -> jax.Array:
     return parts.reshape(*shape[:dimension], math.prod(shape[dimension:after]), *shape[after:])
 
 
-def _parted(whole: jax.Array, sizes: tuple[int, ...], dimension: int) -> jax.Array:
-    """The inverse of `_joined`; `sizes` are those of the axes, outermost first."""
-    shape, levels = whole.shape, len(sizes)
-    length = shape[dimension] // math.prod(sizes)
-    parts = whole.reshape(*shape[:dimension], *sizes, length, *shape[dimension + 1 :])
-    return jnp.moveaxis(parts, range(dimension + levels - 1, dimension - 1, -1), range(levels))
-
-
 @checked
 def weight_gather(
     specs: PyTree,
@@ -191,26 +183,18 @@ def weight_gather(
         own = jax.tree.map(lambda x: x[0], rows)
         return _or_nan(end.push(rows, *_start(end, rows, own, key, axis_name)))
 
-    def exchanged(parts: list[jax.Array], dimensions: list[int], key: Any) -> list[jax.Array]:
-        if not parts:
-            return []
-        sizes = tuple(_axis.size(end.axis_name) for end in pushes)
+    def rows_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
+        rows = functools.reduce(lambda rows, end: gathered(end, rows, key), pulls, slices)
+        return [*_axis.local_params(rows, axis_name=axis_name)]
 
-        def whole_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
-            rows = functools.reduce(lambda rows, end: gathered(end, rows, key), pulls, slices)
-            whole = [_joined(x, len(sizes), d) for x, d in zip(rows, dimensions, strict=True)]
-            return [*_axis.local_params(whole, axis_name=axis_name)]
+    def means_of(rows: list[jax.Array], key: Any) -> list[jax.Array]:
+        return functools.reduce(lambda rows, end: scattered(end, rows, key), pushes[::-1], rows)
 
-        def means_of(rows: list[jax.Array], key: Any) -> list[jax.Array]:
-            return functools.reduce(lambda rows, end: scattered(end, rows, key), pushes[::-1], rows)
+    def backward(key: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], None]:
+        return _only_once(lambda rows: means_of(rows, key))(rows), None
 
-        def backward(key: Any, gradients: list[jax.Array]) -> tuple[list[jax.Array], None]:
-            rows = [_parted(x, sizes, d) for x, d in zip(gradients, dimensions, strict=True)]
-            return _only_once(lambda rows: means_of(rows, key))(rows), None
-
-        gather = jax.custom_vjp(whole_of)
-        gather.defvjp(lambda slices, key: (whole_of(slices, key), key), backward)
-        return [*gather(parts, key)]
+    gather_rows = jax.custom_vjp(rows_of)
+    gather_rows.defvjp(lambda slices, key: (rows_of(slices, key), key), backward)
 
     def gather(slices: PyTree, key: jax.Array | None = None) -> PyTree:
         require_floating(slices)
@@ -226,8 +210,9 @@ def weight_gather(
         leaves, treedef = jax.tree.flatten(slices)
         sliced = {i: d for i, d in enumerate(dimensions) if d is not None}
         parts = [_axis.as_varying(leaves[i], axis_name) for i in sliced]
-        for i, whole in zip(sliced, exchanged(parts, [*sliced.values()], place), strict=True):
-            leaves[i] = whole
+        rows = gather_rows(parts, place) if parts else []
+        for (i, dimension), x in zip(sliced.items(), rows, strict=True):
+            leaves[i] = _joined(x, len(axes), dimension)
         if not _AVERAGED.get():
             leaves = _averaged(leaves, dimensions, axis_name)
         return jax.tree.unflatten(treedef, leaves)
