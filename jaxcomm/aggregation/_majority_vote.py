@@ -29,12 +29,6 @@ def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
     return _collectives.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
 
 
-def _no_signs() -> ValueError:
-    return ValueError(
-        "`codec` must send only signs, as `signs()` and `momentum(signs())` do: votes have no size."
-    )
-
-
 @checked
 def majority_vote(
     axis_name: AxisName = "data",
@@ -105,14 +99,12 @@ def majority_vote(
 
     sign = signs() if codec is None else codec
     if jax.tree.leaves(sign.reduce_statistics):
-        raise _no_signs()
+        raise ValueError("`codec` must send only signs: a vote has no magnitudes.")
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         encoded = [sign.encode(part.context, part.x) for part in parts]
-        if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
-            raise _no_signs()
         # The bits of all units are concatenated: one message in each direction.
         rows = [to_rows(payload.bits, workers) for payload, _ in encoded]
         coins = [

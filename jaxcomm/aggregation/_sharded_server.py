@@ -16,6 +16,7 @@ from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
+from jaxcomm.aggregation._gradient_norms import square_norm
 from jaxcomm.aggregation._rows import from_rows, to_slices, without_padding
 from jaxcomm.aggregation._server_ends import End, leaves_finite
 
@@ -40,8 +41,7 @@ def _clip_slices(axis_name: AxisName, slices: PyTree, max_norm: float) -> PyTree
 
     They become NaN if that norm overflows. Workers send one float32.
     """
-    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(slices)]
-    own = _axis.as_varying(jnp.sum(jnp.stack(squares)), axis_name)
+    own = _axis.as_varying(square_norm(slices), axis_name)
     norm = jnp.sqrt(lax.psum(own, _axis.names(axis_name)))
     factor = jnp.where(norm > max_norm, max_norm / norm, 1)
     factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxcomm
 from jaxcomm import _units
 from jaxcomm.compression.feedback import error_feedback, momentum
-from jaxcomm.compression.quantizers import dither, natural, scaled_signs, signs
+from jaxcomm.compression.quantizers import dither, scaled_signs, signs
 from tests.laws.test_wire import compiled, compiled_collectives
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, initial
@@ -263,9 +263,3 @@ def test_no_decay_is_a_plain_vote() -> None:
 def test_magnitudes_are_not_voted_on(codec: jaxcomm.Codec) -> None:
     with pytest.raises(ValueError, match="`codec` must send only signs"):
         jaxcomm.majority_vote(codec=codec)
-
-
-def test_other_payloads_are_not_voted_on() -> None:
-    tx = jaxcomm.majority_vote(codec=natural())
-    with pytest.raises(ValueError, match="`codec` must send only signs"):
-        aggregate(tx, jnp.ones((2, 3)))
