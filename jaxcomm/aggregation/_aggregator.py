@@ -58,9 +58,9 @@ def common_state(stages: Sequence[optax.GradientTransformation], params: PyTree)
     return (with_state or stages)[0].init(params)
 
 
-def require_weighted(weight: Any, weighted: bool) -> None:
+def require_no_weight(weight: Any) -> None:
     """Raises if a weight is passed to an aggregator whose result is no mean."""
-    if weight is not None and not weighted:
+    if weight is not None:
         raise ValueError("This aggregator takes no `weight`, since its result is no mean.")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomm import _units
 from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree
 from jaxcomm._require import checked
-from jaxcomm.aggregation._aggregator import require_weighted, stateless
+from jaxcomm.aggregation._aggregator import require_no_weight, stateless
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
 from jaxcomm.aggregation._exchange import Exchange, all_finite, everywhere
 
@@ -61,7 +61,8 @@ def aggregator(
     """
 
     def average(updates: PyTree, weight: jax.Array | float | None) -> PyTree:
-        require_weighted(weight, weighted)
+        if not weighted:
+            require_no_weight(weight)
         arrays, _, join = _units.split(updates, "bucket", bucket_bytes)
         if not arrays:
             return updates

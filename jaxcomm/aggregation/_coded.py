@@ -31,7 +31,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Range, own_weight, require_option, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
-from jaxcomm.aggregation._aggregator import require_last_stage, require_weighted
+from jaxcomm.aggregation._aggregator import require_last_stage, require_no_weight
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
 from jaxcomm.aggregation._exchange import (
     Exchange,
@@ -357,7 +357,8 @@ def coded_mean(
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         require_state(state, AggregatorState, "an aggregator with a codec")
-        require_weighted(weight, weighted)
+        if not weighted:
+            require_no_weight(weight)
         _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
         split = divided(updates)
         arrays, units, join = split
