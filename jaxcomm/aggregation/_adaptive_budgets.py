@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm import _axis, _collectives
+from jaxcomm import _axis
 from jaxcomm._collectives import to_message
 from jaxcomm._contract import Aggregator, AxisName, Codec, Context, PyTree, require_state
 from jaxcomm._mesh import collective_switch
 from jaxcomm._require import Positive, Range, checked
 from jaxcomm.aggregation._aggregator import common_axes, common_state, needs_whole
 from jaxcomm.aggregation._all_gather import encode_local
-from jaxcomm.aggregation._budgeted import BudgetPlan, CodecOf, budgeted_mean, plan_of, require_slow
+from jaxcomm.aggregation._budgeted import BudgetPlan, CodecOf, budgeted_mean, plan_of
 from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
+from jaxcomm.aggregation._exchange import of_all_workers
 
 
 class AdaptiveBudgetsState(NamedTuple):
@@ -50,25 +51,6 @@ def link_bytes(plan: BudgetPlan, mean_codec: Codec, size: int) -> np.ndarray:
     sent = first * (count - owns)
     received = np.where(owns, first.sum() - first, 0)
     return np.stack([sent + to_all, received + to_all])
-
-
-def _speeds_of_all(seconds_per_byte: Any, axis_name: AxisName, workers: int) -> jax.Array:
-    """The seconds per byte of all workers, float32[workers], equal on all of them."""
-    if seconds_per_byte is None or jnp.shape(seconds_per_byte) not in ((), (workers,)):
-        given = None if seconds_per_byte is None else f"shape {jnp.shape(seconds_per_byte)}"
-        raise ValueError(
-            "`adaptive_budgets` needs `update(..., seconds_per_byte=)`: a scalar, measured on this "
-            f"worker's link, or those of all workers, shape ({workers},). It got {given}."
-        )
-    speeds = jnp.asarray(seconds_per_byte, jnp.float32)
-    if speeds.shape == ():
-        return _collectives.gather(_axis.as_varying(speeds, axis_name), axis_name)
-    if differs := sorted(_axis.varying(speeds)):
-        raise ValueError(
-            f"`seconds_per_byte` of all workers must be equal on all of them, but differ over "
-            f"{differs}: pass a scalar on each worker."
-        )
-    return speeds
 
 
 def _next(
@@ -152,10 +134,6 @@ def adaptive_budgets(
       Tang et al., `Communication-Efficient Distributed Deep Learning: A Comprehensive Survey
       <https://arxiv.org/abs/2003.06307>`_, 2020. The rule is ours.
     """
-    if not isinstance(plans, list | tuple) or not plans:
-        raise ValueError(f"`plans` must be a list of at least one dict, got {plans!r}.")
-    for plan in plans:
-        require_slow(plan)
     stages = [
         budgeted_mean(
             codec_for, budget, slow=plan, mean_codec=mean_codec, axis_name=axis_name, **options
@@ -166,7 +144,7 @@ def adaptive_budgets(
 
     def init_fn(params: PyTree) -> AdaptiveBudgetsState:
         zero = jnp.zeros((), jnp.int32)
-        return AdaptiveBudgetsState(zero, zero, common_state(stages, params, "adaptive_budgets"))
+        return AdaptiveBudgetsState(zero, zero, common_state(stages, params))
 
     def update_fn(
         updates: PyTree,
@@ -178,7 +156,7 @@ def adaptive_budgets(
     ) -> tuple[PyTree, AdaptiveBudgetsState]:
         require_state(state, AdaptiveBudgetsState, "`adaptive_budgets`")
         workers = _axis.size(axis_name)
-        speeds = _speeds_of_all(seconds_per_byte, axis_name, workers)
+        speeds = of_all_workers(seconds_per_byte, "seconds_per_byte", axis_name)
         if not jax.tree.leaves(updates):
             return updates, state
         result, inner = collective_switch(

@@ -130,7 +130,7 @@ def adaptive_ratio(
         return inner._replace(diagnostics=()), metrics
 
     def init_fn(params: PyTree) -> AdaptiveRatioState:
-        first = common_state(stages, params, "adaptive_ratio")
+        first = common_state(stages, params)
         inner, metrics = extract_metrics(first, jnp.zeros((), jnp.float32))
         stage, steps_below_target = (jnp.asarray(n, jnp.int32) for n in (len(steps) - 1, patience))
         return AdaptiveRatioState(stage, steps_below_target, inner, metrics)

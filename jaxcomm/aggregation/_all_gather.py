@@ -35,6 +35,7 @@ from jaxcomm.aggregation._exchange import (
     over_units,
     reduce_statistics,
 )
+from jaxcomm.compression._blockwise import stacked
 
 
 def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> PyTree:
@@ -47,9 +48,8 @@ def local_memory(codec: Codec, x: jax.Array, aggregator: str, holders: str) -> P
     memory = codec.init(x)
     if jax.tree.leaves(memory.shared):
         raise ValueError(
-            f"`{aggregator}` takes codecs whose memory is each worker's own, such as "
-            "`error_feedback`. This codec also has memory that must be equal on all workers, but "
-            f"only {holders} would update it. Use `all_gather_mean` for this codec."
+            f"`{aggregator}` takes codecs whose memory is each worker's own, since only {holders} "
+            "would update that of all workers. Use `all_gather_mean`."
         )
     return memory.own
 
@@ -242,4 +242,4 @@ def all_gather_mean(
         if share_statistics
         else without_global_diagnostics(codec)
     )
-    return coded_mean(axis_name, unit_codec, exchange, options, stacks=True)
+    return coded_mean(axis_name, unit_codec, exchange, options, stack=stacked(unit_codec))

@@ -24,6 +24,7 @@ from jaxcomm.aggregation._exchange import (
     sum_together,
 )
 from jaxcomm.aggregation._rows import from_rows, to_rows
+from jaxcomm.compression._blockwise import stacked
 
 Combine: TypeAlias = Callable[[list[Part], list[PyTree]], list[PyTree]]
 """From this worker's payloads of all units to the payloads combined over workers."""
@@ -35,8 +36,8 @@ def _checkable(codec: Codec, statistic: PyTree) -> list[jax.Array]:
     return [leaf for leaf in leaves if leaf.size]
 
 
-def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exchange:
-    """Reduces statistics, encodes with them, combines the payloads, and decodes once."""
+def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine | None = None) -> Exchange:
+    """Reduces statistics, encodes with them, combines or adds the payloads, decodes once."""
 
     # The sum of such payloads is not finite if a unit of any worker is not.
     sends_statistics = {*jax.tree.leaves(codec.reduce_statistics)} - {"equal"}
@@ -65,7 +66,7 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine) -> Exc
         ]
         encoded = [part.codec.encode(part.context, part.x) for part in parts]
         payloads = [payload for payload, _ in encoded]
-        totals = combine(parts, payloads)
+        totals = combine(parts, payloads) if combine else sum_together(axis_name, payloads)
         if flagged_by_payload:
             finite = all_finite(jax.tree.leaves(totals))
         sent = decoded_payloads(parts, payloads)
@@ -128,17 +129,11 @@ def all_reduce_mean(
     """
     if codec.combine != "sum":
         raise ValueError(
-            "`all_reduce_mean` needs a codec whose payloads can be summed (`combine='sum'`), got "
-            f"{combine_of(codec)}. Use `all_gather_mean`."
+            f"`all_reduce_mean` needs a sum, got {combine_of(codec)}. Use `all_gather_mean`."
         )
 
-    def add(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
-        total: list[PyTree] = sum_together(axis_name, payloads)
-        return total
-
-    return coded_mean(
-        axis_name, codec, combine_payloads(axis_name, codec, add), options, stacks=True
-    )
+    exchange = combine_payloads(axis_name, codec)
+    return coded_mean(axis_name, codec, exchange, options, stack=stacked(codec))
 
 
 def _tree(
@@ -202,8 +197,7 @@ def merged_mean(
     merge = codec.combine
     if not callable(merge):
         raise ValueError(
-            "`merged_mean` needs a codec whose payloads can be merged (`combine` a function), got "
-            f"{combine_of(codec)}. Use `all_reduce_mean` or `all_gather_mean`."
+            f"`merged_mean` needs a merge, got {combine_of(codec)}. Use `all_gather_mean`."
         )
 
     def merge_rows(parts: list[Part], payloads: list[PyTree]) -> list[PyTree]:
@@ -215,10 +209,6 @@ def merged_mean(
             for part, codes in zip(parts, mine, strict=True)
         ]
         merged_rows = gather_contents(merged, axis_name)
-        return jax.tree.map(
-            lambda rows, codes: from_rows(rows, codes.size).reshape(codes.shape),
-            merged_rows,
-            payloads,
-        )
+        return jax.tree.map(lambda x, codes: from_rows(x, codes.shape), merged_rows, payloads)
 
     return coded_mean(axis_name, codec, combine_payloads(axis_name, codec, merge_rows), options)

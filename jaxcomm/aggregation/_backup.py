@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomm import _axis, _collectives, _noise
-from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
+from jaxcomm import _axis, _noise
+from jaxcomm._contract import Aggregator, PyTree, require_state
 from jaxcomm._require import Natural, checked, own_weight, weight_dtype
 from jaxcomm.aggregation._aggregator import axes_of, needs_whole
+from jaxcomm.aggregation._exchange import of_all_workers
 
 
 class BackupState(NamedTuple):
@@ -28,29 +29,6 @@ def is_among_first(times: jax.Array, index: jax.Array, count: int) -> jax.Array:
     others = jnp.arange(len(times), dtype=jnp.int32)
     earlier = (known < own) | ((known == own) & (others < index))
     return (jnp.sum(earlier, dtype=jnp.int32) < count) & jnp.isfinite(own)
-
-
-def _times_of_all(finish_times: Any, axis_name: AxisName, workers: int) -> jax.Array:
-    """The times of all workers, float32[workers], equal on all of them."""
-    if finish_times is None:
-        raise ValueError(
-            "`backup` without `times` needs `update(..., finish_times=)`: the time of this worker, "
-            f"or the times of all {workers} workers. Or pass `times=`, which draws them."
-        )
-    times = jnp.asarray(finish_times, jnp.float32)
-    if times.shape == ():
-        return _collectives.gather(_axis.as_varying(times, axis_name), axis_name)
-    if times.shape != (workers,):
-        raise ValueError(
-            f"`finish_times` must be a scalar, the time of this worker, or have shape ({workers},),"
-            f" the times of all workers, got shape {times.shape}."
-        )
-    if differs := sorted(_axis.varying(times)):
-        raise ValueError(
-            f"`finish_times` of all workers must be equal on all of them, but differ over "
-            f"{differs}. Pass the scalar of this worker instead."
-        )
-    return times
 
 
 @checked
@@ -122,18 +100,7 @@ def backup(
     if backups == 0:
         return tx
 
-    def require_some_left() -> int:
-        workers = _axis.size(axes)
-        if backups >= workers:
-            raise ValueError(
-                f"`backups` must be less than the number of workers, so that at least one worker "
-                f"counts, got `backups`={backups} for {workers} workers over {axes}."
-            )
-        return workers
-
     def init_fn(params: PyTree) -> BackupState:
-        if _axis.is_bound(axes):
-            require_some_left()
         return BackupState(_noise.make_key(seed), jnp.zeros((), jnp.uint32), tx.init(params))
 
     def update_fn(
@@ -146,9 +113,13 @@ def backup(
         **extra_args: Any,
     ) -> tuple[PyTree, BackupState]:
         require_state(state, BackupState, "`backup`")
-        workers = require_some_left()
+        workers = _axis.size(axes)
+        if backups >= workers:
+            raise ValueError(
+                f"`backups`={backups} must be less than the {workers} workers of {axes}."
+            )
         if times is None:
-            of_all = _times_of_all(finish_times, axes, workers)
+            of_all = of_all_workers(finish_times, "finish_times", axes)
         elif finish_times is None:
             of_all = times(state.key, state.step, (workers, 1))[:, 0]
         else:

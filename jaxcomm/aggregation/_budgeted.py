@@ -1,5 +1,6 @@
 """A mean for workers of different speed: a slow one sends, receives and owns less."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, Unpack
 
@@ -28,7 +29,6 @@ from jaxcomm.aggregation._rows import (
     coins_of_means,
     coins_of_rows,
     decode_rows,
-    encode_rows,
     from_rows,
     mean_of_owned,
     to_rows,
@@ -71,9 +71,7 @@ def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: i
       ValueError: If `slow` names a worker that does not exist.
     """
     if beyond := sorted(worker for worker in slow if not 0 <= worker < workers):
-        raise ValueError(
-            f"`slow` names the workers {beyond}, but there are only {workers}: 0 to {workers - 1}."
-        )
+        raise ValueError(f"`slow` names the workers {beyond}, but there are only {workers}.")
     budgets = [slow.get(worker, budget) for worker in range(workers)]
     kinds = [*dict.fromkeys(budgets)]
     owners = [worker for worker in range(workers) if worker not in slow] or [*range(workers)]
@@ -82,28 +80,13 @@ def plan_of(codec_for: CodecOf, budget: Any, slow: Mapping[int, Any], workers: i
     )
 
 
-def require_slow(slow: Any) -> None:
-    """Raises unless `slow` maps workers to budgets."""
-    if not isinstance(slow, Mapping) or not all(
-        isinstance(worker, int) and not isinstance(worker, bool) for worker in slow
-    ):
-        raise ValueError(
-            f"`slow` must be a dict from the index of a worker to its budget, got {slow!r}."
-        )
-
-
-def require_unbiased_codec(codec: Codec, option: str) -> None:
+def _require_unbiased(codec: Codec, option: str) -> None:
     """Raises unless the codec is unbiased and has no memory."""
     require_option(codec, option, Codec)
-    if jax.tree.leaves(codec.init(jnp.zeros(4))):
+    if jax.tree.leaves(codec.init(jnp.zeros(4))) or codec.claims.variance is None:
         raise ValueError(
-            f"`{option}` of `budgeted_mean` must have no memory, but this codec keeps some."
-        )
-    if codec.claims.variance is None:
-        raise ValueError(
-            f"`{option}` of `budgeted_mean` must be unbiased and state its `variance`: what a slow "
-            "worker does not send would be missing from every mean. Use `random_k` or `dither`, "
-            "and not `top_k`."
+            f"`{option}` of `budgeted_mean` must be an unbiased codec without memory, such as "
+            "`dither()` or `random_k()`: all means would lack what a slow worker does not send."
         )
 
 
@@ -113,7 +96,7 @@ def _messages(
     """The message to each owner, `[count, words]`, and the shapes of what it packs."""
     units = nondifferentiable("budgeted_mean", *(part.x for part in parts))
     contents = [
-        encode_rows(codec, context.coins, context.memory, to_rows(x, count))[0]
+        jax.vmap(functools.partial(encode_local, codec))(context, to_rows(x, count))[0]
         for x, context in zip(units, rows, strict=True)
     ]
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), contents)
@@ -241,11 +224,10 @@ def budgeted_mean(
       <https://arxiv.org/abs/2003.06307>`_, 2020. The survey names heterogeneous devices as future
       work; the method is ours.
     """
-    require_slow(slow)
     for each in dict.fromkeys([budget, *slow.values()]):
-        require_unbiased_codec(codec_for(each), f"codec_for({each!r})")
+        _require_unbiased(codec_for(each), f"codec_for({each!r})")
     own_codec = codec_for(budget) if mean_codec is None else mean_codec
-    require_unbiased_codec(own_codec, "mean_codec")
+    _require_unbiased(own_codec, "mean_codec")
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
@@ -268,7 +250,7 @@ def budgeted_mean(
             )
             share = len(senders) / workers
             means = [
-                total + share * mean_of_owned(codec, slot, context, content)
+                total + share * mean_of_owned(codec, slot, context, content, context.shape)
                 for total, context, content in zip(means, rows, contents, strict=True)
             ]
         contexts = [
@@ -283,8 +265,8 @@ def budgeted_mean(
         results = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)
-            whole = from_rows(decode_rows(own_codec, context, owned), part.x.size)
-            results.append(part._replace(mean=whole.reshape(part.x.shape)))
+            whole = decode_rows(own_codec, context, owned)
+            results.append(part._replace(mean=from_rows(whole, part.x.shape)))
 
         def sent() -> list[jax.Array]:
             """What the owners decode from this worker."""
@@ -297,7 +279,7 @@ def budgeted_mean(
                     of_rows = jax.vmap(lambda *args, codec=codec: decode_local(codec, *args))(
                         context, contents[unit]
                     )
-                    mine = from_rows(of_rows, part.x.size).reshape(part.x.shape)
+                    mine = from_rows(of_rows, part.x.shape)
                     decoded[unit] = jnp.where(kind == number, mine, decoded[unit])
             return decoded
 

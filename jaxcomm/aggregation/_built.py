@@ -5,11 +5,11 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from jaxcomm import _axis, _units
-from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
+from jaxcomm import _units
+from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree
 from jaxcomm._require import checked
+from jaxcomm.aggregation._aggregator import require_no_weight, stateless
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
 from jaxcomm.aggregation._exchange import Exchanged, all_finite, everywhere
 
@@ -60,34 +60,18 @@ def aggregator(
       [2. 2. 2.]
     """
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    def update_fn(
-        updates: PyTree,
-        state: optax.EmptyState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        outer_axes: tuple[str, ...] = (),
-        shard_axes: tuple[str, ...] = (),
-        **extra_args: object,
-    ) -> tuple[PyTree, optax.EmptyState]:
-        del params, extra_args
-        require_state(state, optax.EmptyState, "this aggregator")
-        if weight is not None and not weighted:
-            raise ValueError("This aggregator takes no `weight`, since its result is no mean.")
-        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
+    def average(updates: PyTree, weight: jax.Array | float | None) -> PyTree:
+        if not weighted:
+            require_no_weight(weight)
         arrays, _, join = _units.split(updates, "bucket", bucket_bytes)
         if not arrays:
-            return updates, state
+            return updates
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
         finite = everywhere(axis_name, all_finite(arrays))
-        return join([jnp.where(finite, x, jnp.nan) for x in exchange(arrays)]), state
+        return join([jnp.where(finite, x, jnp.nan) for x in exchange(arrays)])
 
-    return Aggregator(init_fn, update_fn, axis_name)
+    return stateless(axis_name, "this aggregator", average)
 
 
 @checked

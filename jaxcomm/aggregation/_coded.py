@@ -31,7 +31,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Range, own_weight, require_option, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Unit
-from jaxcomm.aggregation._aggregator import require_last_stage
+from jaxcomm.aggregation._aggregator import require_last_stage, require_no_weight
 from jaxcomm.aggregation._diagnostics import initial_diagnostics, measure_diagnostics
 from jaxcomm.aggregation._exchange import (
     Exchange,
@@ -40,7 +40,6 @@ from jaxcomm.aggregation._exchange import (
     all_finite,
     nowhere_nan,
 )
-from jaxcomm.compression._blockwise import stacked
 from jaxcomm.compression.low_rank._matrices import bound_of, product_of
 from pallas_kernels._dispatch import target
 
@@ -201,25 +200,6 @@ def persistent(memory: Memory) -> Memory:
     return memory.kept if jax.tree.leaves(memory.kept) else Memory()
 
 
-def restored(codec: Codec, x: jax.Array, memory: Memory) -> Memory:
-    """The memory from the last step, or the initial memory if the codec keeps none.
-
-    Raises:
-      ValueError: If the memory is of another unit.
-    """
-    first = codec.init(x)
-    if not jax.tree.leaves(first):
-        return first
-    shapes_of = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
-    if shapes_of(first) != shapes_of(memory):
-        raise ValueError(
-            f"This state has memory of shapes {shapes_of(memory)} for a bucket or leaf that "
-            f"needs {shapes_of(first)}. It was made for other parameters, for another codec, or "
-            "for another `scope` or `bucket_bytes`: make a new state with `jaxcomm.init`."
-        )
-    return memory
-
-
 def restore_memories(
     codec_for: Callable[[Unit], Codec],
     units: list[Unit],
@@ -227,21 +207,21 @@ def restore_memories(
     own: list[PyTree],
     shared: list[PyTree],
 ) -> list[Memory]:
-    """The memory of each unit from the last step.
+    """The memory of each unit from the last step, or the initial one if its codec keeps none.
 
     Raises:
       ValueError: If the memory is of other units.
     """
-    if len(own) != len(units):
+    first = [codec_for(unit).init(x) for unit, x in zip(units, arrays, strict=True)]
+    last = [Memory(*pair) for pair in zip(separated(own), shared, strict=True)]
+    kept = [b if jax.tree.leaves(a) else a for a, b in zip(first, last, strict=False)]
+    found, needed = (jax.tree.map(lambda x: x.shape, memories) for memories in (kept, first))
+    if found != needed or len(last) != len(first):
         raise ValueError(
-            f"This state has {len(own)} buckets or leaves, but these updates have {len(units)}. It "
-            "was made for other parameters, or for another `scope` or `bucket_bytes`: make a new "
-            "state with `jaxcomm.init`."
+            f"This state has memory of shapes {found}, and these updates need {needed}: it was "
+            "made for other parameters, or another codec, `scope` or `bucket_bytes`."
         )
-    return [
-        restored(codec_for(unit), x, Memory(*pair))
-        for unit, x, *pair in zip(units, arrays, separated(own), shared, strict=True)
-    ]
+    return kept
 
 
 def unit_context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
@@ -269,8 +249,8 @@ def require_own_statistics(codec: Codec, shared_by: str) -> Codec:
         memory = codec.init(x)
         if jax.tree.leaves(memory) and jax.tree.leaves(codec.reduce_statistics):
             raise ValueError(
-                f"{shared_by} shares statistics among arrays of different magnitude. The residual "
-                "that this codec keeps might then grow without bound. Use separate statistics."
+                f"{shared_by} shares statistics, and the residual of this codec might then grow "
+                "without bound. Use separate statistics."
             )
         return memory
 
@@ -285,7 +265,8 @@ def coded_mean(
     *,
     diagnosed: Sequence[Codec] | None = None,
     redraws: bool = True,
-    stacks: bool = False,
+    weighted: bool = True,
+    stack: Codec | None = None,
     resize: ResizeUnit | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Builds an aggregator from a codec of whole units and an exchange.
@@ -301,7 +282,8 @@ def coded_mean(
       options: The options of the aggregator.
       diagnosed: The codecs whose diagnostics `codec.diagnose` combines. Default: only `codec`.
       redraws: Whether coins change in each step. Otherwise all steps use those of the first step.
-      stacks: Whether the exchange accepts stacks of leaves: parts whose codec is `stacked`.
+      weighted: Whether `update` accepts `weight=`: not if the result is no mean.
+      stack: The codec of a stack of leaves, if the exchange accepts parts that are stacks.
       resize: The memory of a unit for another number of workers, if it is not the mean over
         workers.
     """
@@ -314,20 +296,23 @@ def coded_mean(
         shares_tree or codec.layout == "shared_statistics"
     ):
         raise ValueError(
-            "With `scope`='tree' or `layout`='shared_statistics', several arrays share statistics. "
-            "This codec has a statistic of a single array, such as a bitmap. Use `scope`='leaf' or "
-            "'bucket', and `layout`='concatenated'."
+            "This codec has a statistic of a single array, such as a bitmap: use `scope`='leaf' or "
+            "'bucket', and not `layout`='shared_statistics'."
         )
     if shares_tree:
         codec = require_own_statistics(codec, "`scope`='tree'")
     axes, axis = _axis.names(axis_name), _axis.label(axis_name)
 
     divided = functools.partial(
-        _units.split, scope=scope, bucket_bytes=capacity, layout=codec.layout, stacks=stacks
+        _units.split,
+        scope=scope,
+        bucket_bytes=capacity,
+        layout=codec.layout,
+        stacks=stack is not None,
     )
 
     def codec_for(unit: Unit) -> Codec:
-        return stacked(codec) if unit.form == "stacked" else codec
+        return stack if stack is not None and unit.form == "stacked" else codec
 
     def init_fn(params: PyTree) -> AggregatorState:
         arrays, units, _ = divided(params)
@@ -347,7 +332,7 @@ def coded_mean(
         )
         if resize is None or not jax.tree.leaves(own):
             return state
-        shapes = [sample.shape for sample in samples]
+        shapes = [x.shape for x in arrays]
 
         def resized(old: AggregatorState, new: AggregatorState) -> AggregatorState:
             before, after = (each.own.per_worker[axis] for each in (old, new))
@@ -367,6 +352,8 @@ def coded_mean(
         **extra_args: object,
     ) -> tuple[PyTree, AggregatorState]:
         require_state(state, AggregatorState, "an aggregator with a codec")
+        if not weighted:
+            require_no_weight(weight)
         _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
         split = divided(updates)
         arrays, units, join = split

@@ -121,9 +121,8 @@ def delayed(
         ring = _axis.local_params(_axis.own(state.own, axes), axis_name=axes)
         if (slots := len(ring["weight"])) != staleness:
             raise ValueError(
-                f"This state is of `delayed` with `staleness`={slots}, and not {staleness}: keep "
-                f"that number, or make a new state with `jaxcomm.init`, without the {slots} "
-                "gradients that wait."
+                f"This state is of `delayed` with `staleness`={slots}, and not {staleness}: make a "
+                "new one with `jaxcomm.init`."
             )
         own = _axis.as_varying(
             own_weight(1.0 if weight is None else weight, weight_dtype(updates)), axes

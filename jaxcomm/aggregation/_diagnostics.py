@@ -1,7 +1,7 @@
 """The metrics of a step of an aggregator with `diagnostics=True`."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,30 +17,18 @@ Ratios: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 MEASURED = ("compression_error", "density", "residual_norm")
 
 
-def add_totals(totals: Iterable[dict[str, jax.Array]]) -> dict[str, jax.Array]:
-    """The sums by name of several units, rows or rounds."""
-    total: dict[str, jax.Array] = {}
-    for each in totals:
-        for name, value in each.items():
-            total[name] = total[name] + value if name in total else value
-    return total
-
-
-def add_ratios(ratios: Iterable[Ratios]) -> Ratios:
-    """The ratios by name of several units, rows or rounds: parts and wholes are summed."""
-    total: Ratios = {}
-    for each in ratios:
-        for name, (part, whole) in each.items():
-            parts, wholes = total.get(
-                name, (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-            )
-            total[name] = (parts + part, wholes + whole)
+def add_by_name(each: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The sums by name of totals, or of parts and wholes, of several units, rows or rounds."""
+    total: dict[str, Any] = {}
+    for values in each:
+        for name, value in values.items():
+            total[name] = jax.tree.map(jnp.add, total[name], value) if name in total else value
     return total
 
 
 def weighted_errors(squares: jax.Array, diagnosed: Sequence[Diagnostics]) -> Ratios:
     """The errors of units as ratios, weighted by `squares`, float32[units]."""
-    return add_ratios(
+    return add_by_name(
         {name: (error * whole, whole) for name, error in each.errors.items()}
         for whole, each in zip(squares, diagnosed, strict=True)
     )
@@ -105,8 +93,10 @@ def measure_diagnostics(
             for e in jax.tree.leaves([memory.own for memory in memories], is_leaf=is_compressed)
             if is_compressed(e) or jnp.issubdtype(e.dtype, jnp.floating)
         )
-        totals = add_totals(each.totals for each in diagnosed)
-        ratios = add_ratios(each.ratios for each in diagnosed) | weighted_errors(squares, diagnosed)
+        totals = add_by_name(each.totals for each in diagnosed)
+        ratios = add_by_name(each.ratios for each in diagnosed) | weighted_errors(
+            squares, diagnosed
+        )
         quotients = {
             name: jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
             for name, (part, whole) in ratios.items()

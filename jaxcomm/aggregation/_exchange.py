@@ -1,5 +1,6 @@
 """Exchanges, from units to means, and what they share: statistics and flags of all workers."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -78,14 +79,9 @@ def or_reduce(words: jax.Array, *, axis_name: AxisName = "data") -> jax.Array:
        [3 8]]
     """
     words = jnp.asarray(words)
-    if words.dtype == jnp.bool_:
-        raise ValueError(
-            "`words` is bool, and each bool would travel as one byte. Pack it with "
-            "`jnp.packbits(mask.ravel())`; `jnp.unpackbits(words, count=mask.size)` unpacks it."
-        )
     if not jnp.issubdtype(words.dtype, jnp.unsignedinteger):
         raise ValueError(
-            f"`words` must be packed in unsigned integers, such as uint32, got {words.dtype}."
+            f"`words` must be unsigned integers, as of `jnp.packbits`, got {words.dtype}."
         )
     workers = _axis.size(axis_name)
     if words.size == 0:
@@ -163,15 +159,11 @@ def over_units(kinds: PyTree, statistics: list[PyTree], groups: list[int]) -> di
 def to_vector(arrays: list[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
     """The arrays concatenated to one vector, and the function that splits it again."""
     shapes = [x.shape for x in arrays]
-    ends = [0]
-    for x in arrays:
-        ends.append(ends[-1] + x.size)
+    ends = [*itertools.accumulate(x.size for x in arrays)]
 
     def split(vector: jax.Array) -> list[jax.Array]:
-        return [
-            vector[start:end].reshape(shape)
-            for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
-        ]
+        parts = zip(jnp.split(vector, ends[:-1]), shapes, strict=True)
+        return [part.reshape(shape) for part, shape in parts]
 
     return jnp.concatenate([x.ravel() for x in arrays]), split
 
@@ -258,3 +250,21 @@ def reduce_statistics(
 def everywhere(axis_name: AxisName, holds: jax.Array) -> jax.Array:
     """Whether `holds` is true on all workers, bool[]; one collective of one float32."""
     return reduce_statistics(axis_name, (), {}, holds)[1]
+
+
+def of_all_workers(value: Any, option: str, axis_name: AxisName) -> jax.Array:
+    """The numbers of all workers, float32[workers], equal on all: gathered if each has its own.
+
+    Raises:
+      ValueError: If `value` is neither this worker's number nor those of all, equal on all.
+    """
+    workers = _axis.size(axis_name)
+    numbers = jnp.zeros(0) if value is None else jnp.asarray(value, jnp.float32)
+    if numbers.shape not in ((), (workers,)) or (numbers.ndim and _axis.varying(numbers)):
+        raise ValueError(
+            f"`update(..., {option}=)` must be a scalar of this worker, or those of all workers, "
+            f"shape ({workers},), equal on all of them."
+        )
+    if numbers.ndim:
+        return numbers
+    return _collectives.gather(_axis.as_varying(numbers, axis_name), axis_name)

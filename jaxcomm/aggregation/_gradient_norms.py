@@ -25,7 +25,8 @@ class GradientNormsState(NamedTuple):
     diagnostics: dict[str, jax.Array]  # float32[], of the last step; zeros before the first
 
 
-def _square_norm(tree: PyTree) -> jax.Array:
+def square_norm(tree: PyTree) -> jax.Array:
+    """The squared norm of all leaves together, float32[]."""
     squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
     return jnp.sum(jnp.stack(squares)) if squares else jnp.zeros((), jnp.float32)
 
@@ -88,18 +89,17 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         if outer_axes or shard_axes:
             raise ValueError(
                 "`gradient_norms` measures whole gradients of all workers: place it around "
-                "`hierarchical` and `shard_local`, not inside; updates also differ over "
-                f"{[*outer_axes, *shard_axes]} here."
+                "`hierarchical` and `shard_local`, not inside."
             )
         if backward := backward_of(updates):
             raise ValueError(backward.taker.touched)
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
         mean, after = inner.update(updates, state.inner, params, **extra)
-        own = _axis.as_varying(_square_norm(updates), axes)
+        own = _axis.as_varying(square_norm(updates), axes)
         own = own if weight is None else weigh(axes, weight, own)(own)
         before = lax.psum(own, axes) / _axis.size(axes)
         diagnostics = {
-            "gradient_norm": jnp.sqrt(_square_norm(mean)),
+            "gradient_norm": jnp.sqrt(square_norm(mean)),
             "worker_gradient_norm": jnp.sqrt(before),
         }
         return mean, GradientNormsState(after, diagnostics)

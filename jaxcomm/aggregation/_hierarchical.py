@@ -10,7 +10,7 @@ from jaxcomm import _axis, _collectives
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
 from jaxcomm._require import checked, own_weight, weight_dtype
 from jaxcomm.aggregation._aggregator import axes_of, is_stateless, needs_whole
-from jaxcomm.aggregation._rows import from_block_rows, to_block_rows
+from jaxcomm.aggregation._rows import from_rows, to_block_rows
 from jaxcomm.aggregation._shard_local import marked, unmarked
 
 
@@ -53,15 +53,11 @@ def hierarchical(
       [[3. 3.]
        [3. 3.]]
     """
-    if not stages:
-        raise ValueError("`hierarchical` needs at least one aggregator.")
     axes = [axes_of(stage, "hierarchical") for stage in stages]
     replicas = _axis.names(outer_axes)
     named = [name for names in (*axes, replicas) for name in names]
-    if len(set(named)) < len(named):
-        raise ValueError(
-            f"The stages and `outer_axes` of `hierarchical` name an axis twice: {named}."
-        )
+    if not stages or len(set(named)) < len(named):
+        raise ValueError(f"`hierarchical` takes one or more stages over other axes, got {named}.")
 
     def init_fn(params: PyTree) -> tuple[PyTree, ...]:
         return tuple(stage.init(params) for stage in stages)
@@ -75,12 +71,6 @@ def hierarchical(
         outer_axes: tuple[str, ...] = (),
         **extra_args: object,
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        if not isinstance(state, tuple | list) or len(state) != len(stages):
-            raise ValueError(
-                "This state belongs to another transformation: `hierarchical` expects a tuple of "
-                f"{len(stages)} states, one per stage, got `{type(state).__name__}`. Pass the "
-                "state from `jaxcomm.init` for the same `tx`."
-            )
         after = []
         for level, (stage, stage_state) in enumerate(zip(stages, state, strict=True)):
             # Outermost first, so that worker indices follow the order of the mesh.
@@ -170,8 +160,7 @@ def sliced(
     workers, devices = axes_of(tx, "sliced"), _axis.names(axis_name)
     if common := sorted({*workers} & {*devices}):
         raise ValueError(
-            f"`axis_name`={axis_name!r} of `sliced` names {common}, over which the aggregator "
-            "averages. Slices are those of other axes, over which updates are equal."
+            f"`axis_name`={axis_name!r} of `sliced` names {common}, over which `tx` averages."
         )
 
     def own_slices(tree: PyTree) -> PyTree:
@@ -179,7 +168,7 @@ def sliced(
         return jax.tree.map(lambda x: to_block_rows(x, count)[me], tree)
 
     def joined(own: jax.Array, like: jax.Array) -> jax.Array:
-        return from_block_rows(_collectives.gather(own, axis_name), like.shape)
+        return from_rows(_collectives.gather(own, axis_name), like.shape)
 
     def init_fn(params: PyTree) -> SlicedState:
         if not _axis.is_bound(axis_name) and is_stateless(tx, params):

@@ -20,7 +20,6 @@ from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
     all_finite,
-    sum_together,
 )
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression._scaled import contraction_of, require_contraction
@@ -125,9 +124,7 @@ def _aggregated(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax
 
 def _exchange_of(axis_name: AxisName, codec: Codec) -> Exchange:
     if codec.combine == "sum":
-        return combine_payloads(
-            axis_name, codec, lambda parts, payloads: sum_together(axis_name, payloads)
-        )
+        return combine_payloads(axis_name, codec)
     return gather_payloads(axis_name, codec, share_statistics=False)
 
 
@@ -150,14 +147,10 @@ def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool)
     delta = contraction_of(codec, size, workers)
     if delta is not None and delta >= 3 / 4:
         return
-    found = "of this codec no bound is known"
-    if delta is not None:
-        found = f"this codec's bound is {1 - delta:.3g} for {size} coordinates of {workers} workers"
+    bound = "unknown" if delta is None else f"{1 - delta:.3g} for {size} coordinates"
     raise ValueError(
-        f"`lazy` needs a codec with a relative squared error of at most 1/4, but {found}. A worker "
-        "uploads only what exceeds 3 times its rounding error, so that none might upload for "
-        "`max_skip` steps. Use more levels or smaller blocks, as in `blockwise(dither(bits=16), "
-        "64)`."
+        "`lazy` needs a codec with a relative squared error of at most 1/4, such as "
+        f"`blockwise(dither(bits=16), 64)`, or workers might never upload; here it is {bound}."
     )
 
 
@@ -251,8 +244,7 @@ def lazy(
     def init(x: jax.Array) -> Memory:
         if jax.tree.leaves(inner.init(x)):
             raise ValueError(
-                "`lazy` takes a codec without memory: what is not sent stays in the difference to "
-                "the last upload. Remove the feedback around this codec."
+                "`lazy` takes a codec without memory: it is feedback, in place of the codec's."
             )
         return _first_memory(x, memory, max_skip)
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomm import _axis, _collectives, _noise
-from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree
+from jaxcomm._contract import AxisName, Codec
 from jaxcomm._require import checked
-from jaxcomm.aggregation._coded import AggregatorOptions, AggregatorState, coded_mean
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import from_rows, to_rows
 from jaxcomm.compression import _bits
@@ -27,13 +27,6 @@ def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
     tie = _bits.pack_bits(2 * votes == workers)
     own_coins = coins[_axis.index(axis_name)]
     return _collectives.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
-
-
-def _no_signs() -> ValueError:
-    return ValueError(
-        "`codec` must send only signs, as `signs()` and `momentum(signs())` of "
-        "`jaxcomm.compression` do: a vote has no magnitudes. Use `all_gather_mean` for this codec."
-    )
 
 
 @checked
@@ -104,14 +97,12 @@ def majority_vote(
 
     sign = signs() if codec is None else codec
     if jax.tree.leaves(sign.reduce_statistics):
-        raise _no_signs()
+        raise ValueError("`codec` must send only signs: a vote has no magnitudes.")
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         encoded = [sign.encode(part.context, part.x) for part in parts]
-        if not all(isinstance(payload, SignsPayload) for payload, _ in encoded):
-            raise _no_signs()
         # The bits of all units are concatenated: one message in each direction.
         rows = [to_rows(payload.bits, workers) for payload, _ in encoded]
         coins = [
@@ -124,27 +115,10 @@ def majority_vote(
         for part, (payload, memory), bits in zip(
             parts, encoded, jnp.split(elected, ends[:-1], axis=1), strict=True
         ):
-            winners = SignsPayload(from_rows(bits, payload.bits.size))
+            winners = SignsPayload(from_rows(bits, payload.bits.shape))
             mean = sign.decode(part.context.received(), winners)
             results.append(part._replace(memory=memory, mean=mean))
         return Exchanged(results, finite)
 
     options: AggregatorOptions = {"scope": "bucket", "seed": seed}
-    tx = coded_mean(axis_name, sign, exchange, options)
-
-    def update_fn(
-        updates: PyTree,
-        state: AggregatorState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        **extra_args: object,
-    ) -> tuple[PyTree, AggregatorState]:
-        if weight is not None:
-            raise ValueError(
-                "`majority_vote` takes no `weight`: one bit per coordinate counts each worker "
-                "once. Omit the weight, or use an aggregator that computes a mean."
-            )
-        return tx.update(updates, state, params, **extra_args)
-
-    return Aggregator(tx.init, update_fn, axis_name)
+    return coded_mean(axis_name, sign, exchange, options, weighted=False)

@@ -9,10 +9,11 @@ from jax import lax
 
 from jaxcomm import _axis
 from jaxcomm._collectives import exchange_rows, gather_contents
-from jaxcomm._contract import Aggregator, AxisName, Codec, PyTree, require_state
+from jaxcomm._contract import AxisName, Codec, PyTree
 from jaxcomm._mesh import is_all_manual
 from jaxcomm._require import checked, own_weight
-from jaxcomm._units import LARGE, require_floating
+from jaxcomm._units import LARGE
+from jaxcomm.aggregation._aggregator import stateless
 from jaxcomm.aggregation._coded import weigh, weighted
 from jaxcomm.aggregation._exchange import join_small, sum_together
 from jaxcomm.aggregation._rows import ROW_CUTS
@@ -80,17 +81,13 @@ def narrow_mean(
 
 
 def _wire_codec(wire_dtype: Any, block_size: int) -> Codec:
-    try:
-        dtype = jnp.dtype(wire_dtype)
-    except TypeError:  # There is no such dtype.
-        dtype = wire_dtype
+    dtype = jnp.dtype(wire_dtype)
     if dtype == jnp.bfloat16:
         return cast(dtype)
-    if isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
         return blockwise(scaled_cast(dtype), block_size)
     raise ValueError(
-        "`wire_dtype` must be bfloat16 or a float8, such as 'bfloat16' or 'float8_e4m3fn', got "
-        f"{dtype}."
+        f"`wire_dtype` must be bfloat16 or a float8, such as 'float8_e4m3fn', got {dtype}."
     )
 
 
@@ -172,24 +169,7 @@ def mean(
     if wire_dtype is not None:
         return two_stage_mean(_wire_codec(wire_dtype, block_size), axis_name=axis_name)
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    def update_fn(
-        updates: PyTree,
-        state: optax.EmptyState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        outer_axes: tuple[str, ...] = (),
-        shard_axes: tuple[str, ...] = (),
-        **extra_args: object,
-    ) -> tuple[PyTree, optax.EmptyState]:
-        del params, extra_args
-        require_state(state, optax.EmptyState, "the exact mean")
-        require_floating(updates)
-        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
+    def average(updates: PyTree, weight: jax.Array | float | None) -> PyTree:
         leaves, treedef = jax.tree.flatten(updates)
         # Rows would gather leaves that are sharded over an automatic axis.
         in_rows = _axis.size(axis_name) > 1 and is_all_manual()
@@ -199,6 +179,6 @@ def mean(
         summed = iter(_summed(axis_name, wide, weight) if wide or not short else [])
         rounded = iter(narrow_mean(axis_name, short, weight) if short else [])
         results = [next(rounded if each else summed) for each in narrow]
-        return jax.tree.unflatten(treedef, results), state
+        return jax.tree.unflatten(treedef, results)
 
-    return Aggregator(init_fn, update_fn, axis_name)
+    return stateless(axis_name, "the exact mean", average)

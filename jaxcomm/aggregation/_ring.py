@@ -1,6 +1,5 @@
 """Means in explicit rounds: the ring, hop by hop, and recursive doubling, encoded per round."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias, Unpack
@@ -13,7 +12,6 @@ from jax import lax
 from jaxcomm import _axis, _collectives, _units
 from jaxcomm._collectives import Message, to_message
 from jaxcomm._contract import (
-    Aggregator,
     AxisName,
     Codec,
     Coins,
@@ -22,9 +20,9 @@ from jaxcomm._contract import (
     Memory,
     PyTree,
     mean_is_update,
-    require_state,
 )
 from jaxcomm._require import checked
+from jaxcomm.aggregation._aggregator import stateless
 from jaxcomm.aggregation._all_gather import (
     decode_local,
     encode_local,
@@ -32,7 +30,7 @@ from jaxcomm.aggregation._all_gather import (
     without_global_diagnostics,
 )
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options, weigh
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._diagnostics import add_by_name
 from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
@@ -68,10 +66,8 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
     if x.size == 0:
         return lax.psum(x, axis_name)  # Sends nothing, and types the result as equal.
     workers = _axis.size(axis_name)
-    width = math.ceil(x.size / workers)
-    chunks = jnp.pad(x, (0, workers * width - x.size)).reshape(workers, width)
-    part = _reduce_scatter(chunks, axis_name) / (workers * headroom(workers))
-    return _collectives.gather(part, axis_name).ravel()[: x.size]
+    part = _reduce_scatter(to_rows(x, workers), axis_name) / (workers * headroom(workers))
+    return from_rows(_collectives.gather(part, axis_name), x.shape)
 
 
 @checked
@@ -116,30 +112,14 @@ def ring_mean(axis_name: AxisName = "data") -> optax.GradientTransformationExtra
     bytes, so that JAX types the results as equal on all workers.
     """
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    def update_fn(
-        updates: PyTree,
-        state: optax.EmptyState,
-        params: PyTree = None,
-        *,
-        weight: jax.Array | float | None = None,
-        outer_axes: tuple[str, ...] = (),
-        shard_axes: tuple[str, ...] = (),
-        **extra_args: object,
-    ) -> tuple[PyTree, optax.EmptyState]:
-        del params, extra_args
-        require_state(state, optax.EmptyState, "the exact mean")
-        _axis.require_local(updates, axis_name, (*shard_axes, *outer_axes))
+    def average(updates: PyTree, weight: jax.Array | float | None) -> PyTree:
         units, _, join = _units.split(updates, "bucket", _units.BUCKET_BYTES)
         units = [x * headroom(_axis.size(axis_name)) for x in units]
         if units and weight is not None:
             units = [*map(weigh(axis_name, weight, units), units)]
-        return join([_ring_mean(x, axis_name) for x in units]), state
+        return join([_ring_mean(x, axis_name) for x in units])
 
-    return Aggregator(init_fn, update_fn, axis_name)
+    return stateless(axis_name, "the exact mean", average)
 
 
 CodecFor: TypeAlias = Callable[[int], Codec]
@@ -257,9 +237,7 @@ def recursive_doubling_mean(
         def gather_parts(x: jax.Array) -> jax.Array:
             """`x` of the workers with the total, each of which sends its part."""
             row = to_rows(x, doubling)[_axis.index(axis_name) % doubling]
-            return from_rows(_collectives.gather(row, axis_name)[:doubling], x.size).reshape(
-                x.shape
-            )
+            return from_rows(_collectives.gather(row, axis_name)[:doubling], x.shape)
 
         def encode(number: int, leader: jax.Array | int) -> tuple[list[Context], list[PyTree]]:
             contexts = [contexts_of(part, number, leader) for part in parts]
@@ -313,8 +291,8 @@ def recursive_doubling_mean(
             codec.diagnose(*each) for codec, each in zip(plan()[2], after.report, strict=True)
         ]
         return rounds[0]._replace(
-            totals=add_totals(each.totals for each in rounds),
-            ratios=add_ratios(each.ratios for each in rounds),
+            totals=add_by_name(each.totals for each in rounds),
+            ratios=add_by_name(each.ratios for each in rounds),
         )
 
     # The codec of the first round, since the number of workers is not known yet.

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jaxcomm import _axis
 from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._resize import mean_over_workers
-from jaxcomm._units import Unit
 from jaxcomm.aggregation._all_gather import decode_local, decoded_mean, encode_local
 from jaxcomm.aggregation._exchange import Part
 
@@ -26,9 +25,10 @@ def to_rows(x: jax.Array, workers: int) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
 
 
-def from_rows(rows: jax.Array, size: int) -> jax.Array:
-    """The first `size` coordinates of the concatenated rows."""
-    return rows.ravel()[:size]
+def from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The first coordinates of the concatenated rows, as an array of `shape`."""
+    size = math.prod(shape)
+    return (rows if rows.size == size else rows.ravel()[:size]).reshape(shape)
 
 
 def to_cyclic_rows(x: jax.Array, workers: int) -> jax.Array:
@@ -42,7 +42,7 @@ def to_cyclic_rows(x: jax.Array, workers: int) -> jax.Array:
 
 def from_cyclic_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of `to_cyclic_rows` for an array of `shape`."""
-    return from_rows(jnp.swapaxes(rows, 0, 1), math.prod(shape)).reshape(shape)
+    return from_rows(jnp.swapaxes(rows, 0, 1), shape)
 
 
 def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
@@ -50,12 +50,6 @@ def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
     if x.ndim > 1 and x.shape[0] % workers == 0:
         return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
     return to_rows(x, workers)
-
-
-def from_block_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `to_block_rows` for an array of `shape`."""
-    size = math.prod(shape)
-    return (rows if rows.size == size else from_rows(rows, size)).reshape(shape)
 
 
 class RowCut(NamedTuple):
@@ -66,7 +60,7 @@ class RowCut(NamedTuple):
 
 
 ROW_CUTS: dict[str, RowCut] = {
-    "block": RowCut(to_block_rows, from_block_rows),
+    "block": RowCut(to_block_rows, from_rows),
     "cyclic": RowCut(to_cyclic_rows, from_cyclic_rows),
 }
 
@@ -83,11 +77,6 @@ def to_slices(x: jax.Array, workers: int) -> jax.Array:
     return rows.reshape(workers, *([1] * (x.ndim - 1) + [rows.shape[1]] if x.ndim else []))
 
 
-def from_slices(slices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `to_slices` for an array of `shape`."""
-    return from_rows(slices, math.prod(shape)).reshape(shape)
-
-
 def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> jax.Array:
     """Part `me` of an array of `size` coordinates, with zeros where it has padding."""
     if part.size * workers == size:
@@ -97,18 +86,10 @@ def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> 
     return jnp.where(position < jnp.asarray(filled)[me], part, jnp.zeros((), part.dtype))
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def map_stack(unit: Unit, function: _Function, in_axes: Any = 0, out_axes: Any = 0) -> _Function:
-    """Maps a function of one leaf over a stack; in a message, the stack is the second axis."""
-    stacked = unit.form == "stacked"
-    return jax.vmap(function, in_axes, out_axes) if stacked else function
-
-
 def coins_of_rows(units: Sequence[Coins], workers: int) -> list[Coins]:
-    """Independent coins for each row of each unit, key[..., workers]; a stack has several keys."""
-    return _of_all_keys(units, lambda key: jax.random.split(key, workers))
+    """Independent coins for each row of each unit, key[workers, ...]; a stack has several keys."""
+    split = _of_all_keys(units, lambda key: jax.random.split(key, workers))
+    return jax.tree.map(lambda keys: jnp.moveaxis(keys, -1, 0), split)
 
 
 def coins_of_means(units: Sequence[Coins], workers: int) -> list[Coins]:
@@ -132,29 +113,9 @@ def _of_all_keys(units: Sequence[Coins], function: Callable[[jax.Array], jax.Arr
     return [*map(Coins, of(public), of(private))]
 
 
-def encode_rows(
-    codec: Codec, coins: Coins, memory: Memory, rows: jax.Array
-) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
-    """Encodes rows `[workers, ...]`, each with separate coins, memory and statistics.
-
-    Returns:
-      The payloads with their statistics, [workers, ...]; the context with these statistics; and the
-      memory after encoding.
-    """
-    context = Context(coins, memory, shape=rows.shape[1:])
-    content, memory = jax.vmap(functools.partial(encode_local, codec))(context, rows)
-    return content, context.replace(statistics=content[1]), memory
-
-
-def _encode_row(
-    codec: Codec, coins: Coins, memory: Memory, row: jax.Array
-) -> tuple[tuple[PyTree, PyTree], Context, Memory]:
-    context = Context(coins, memory, shape=row.shape)
-    content, memory = encode_local(codec, context, row)
-    return content, context.replace(statistics=content[1]), memory
-
-
-def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree) -> jax.Array:
+def mean_of_owned(
+    codec: Codec, me: jax.Array, context: Context, content: PyTree, shape: tuple[int, ...]
+) -> jax.Array:
     """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
     # All senders encoded this worker's row with the public coin of that row.
     mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
@@ -170,7 +131,7 @@ def mean_of_owned(codec: Codec, me: jax.Array, context: Context, content: PyTree
         from_sender(codec.decode),
         content,
         mine.replace(statistics=()),
-        mine.shape,
+        shape,
         added=from_sender(codec.fast.add) if codec.fast.add else None,
     )
 
@@ -181,20 +142,17 @@ def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:
     return rows
 
 
-def _encoded(
-    parts: list[Part], coins: list[Coins], encode: Callable[..., Any], axis: int
-) -> list[Part]:
-    """The parts with payloads, in which `axis` is that of a stack, and the memory after them."""
-    results = [
-        map_stack(part.unit, functools.partial(encode, part.codec), 0, (axis, 0, 0))(
-            own, part.context.memory, part.x
-        )
-        for part, own in zip(parts, coins, strict=True)
-    ]
-    return [
-        part._replace(payload=content, context=context, memory=memory)
-        for part, (content, context, memory) in zip(parts, results, strict=True)
-    ]
+def _encoded(parts: list[Part], coins: list[Coins], *, of_rows: bool) -> list[Part]:
+    """The parts with payloads, and the memory after them; a stack has several keys."""
+
+    def encoded(part: Part, own: Coins) -> Part:
+        context = Context(own, part.context.memory, shape=part.x.shape[own.public.ndim :])
+        encode = functools.partial(encode_local, part.codec)
+        content, memory = (jax.vmap(encode) if of_rows else encode)(context, part.x)
+        context = context.replace(statistics=content[1])
+        return part._replace(payload=content, context=context, memory=memory)
+
+    return [*map(encoded, parts, coins)]
 
 
 def push_rows(
@@ -204,8 +162,8 @@ def push_rows(
 
     Args:
       axis_name: The axis of the owners.
-      parts: Rows `[workers, ...]`, or `[leaves, workers, ...]` of a stack, with the codec of a row,
-        and the coins of the unit.
+      parts: Rows `[workers, ...]` with the codec of a row, which for a stack is `stacked`, and the
+        coins of the unit.
       beside: What travels in the same message, leaves `[workers, ...]`.
 
     Returns:
@@ -213,12 +171,10 @@ def push_rows(
     """
     workers, me = _axis.size(axis_name), _axis.index(axis_name)
     coins = coins_of_rows([part.context.coins for part in parts], workers)
-    parts = _encoded(parts, coins, encode_rows, 1)
+    parts = _encoded(parts, coins, of_rows=True)
     received, beside = exchange_rows(([part.payload for part in parts], beside), axis_name)
     means = [
-        map_stack(part.unit, functools.partial(mean_of_owned, part.codec, me), (0, 1))(
-            part.context, content
-        )
+        mean_of_owned(part.codec, me, part.context, content, part.x.shape[1:])
         for part, content in zip(parts, received, strict=True)
     ]
     return [part._replace(mean=x) for part, x in zip(parts, means, strict=True)], beside
@@ -232,12 +188,10 @@ def pull_rows(
     Returns:
       The parts, whose `mean` has the rows of all workers, and what came beside; `[workers, ...]`.
     """
-    parts = _encoded(parts, [part.context.coins for part in parts], _encode_row, 0)
+    parts = _encoded(parts, [part.context.coins for part in parts], of_rows=False)
     gathered, beside = gather_contents(([part.payload for part in parts], beside), axis_name)
     rows = [
-        map_stack(part.unit, functools.partial(decode_rows, part.codec), (0, 1), 1)(
-            part.context, content
-        )
+        decode_rows(part.codec, part.context, content)
         for part, content in zip(parts, gathered, strict=True)
     ]
     return [part._replace(mean=x) for part, x in zip(parts, rows, strict=True)], beside

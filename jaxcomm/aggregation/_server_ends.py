@@ -14,19 +14,25 @@ import jax.numpy as jnp
 from jaxcomm import _axis, _units
 from jaxcomm._collectives import exchange_rows, gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, Memory, PyTree
-from jaxcomm._require import require_option
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._all_gather import local_memory
-from jaxcomm.aggregation._coded import division, restore_memories, unit_context, weigh
+from jaxcomm.aggregation._coded import (
+    AggregatorOptions,
+    division,
+    restore_memories,
+    unit_context,
+    weigh,
+)
 from jaxcomm.aggregation._exchange import Part, all_finite, join_small
 from jaxcomm.aggregation._mean import mean_of_rows
 from jaxcomm.aggregation._rows import (
-    from_slices,
+    from_rows,
     pull_rows,
     push_rows,
     recut_memory,
     to_slices,
 )
+from jaxcomm.compression._blockwise import stacked
 
 
 class Moved(NamedTuple):
@@ -54,99 +60,56 @@ def _one(rows: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """An end that sends values in their dtypes, without memory and coins."""
-
-    axis_name: AxisName
-
-    def coins(self, slices: PyTree) -> int:
-        """The number of coins that the units of slices take."""
-        return 0
-
-    def init(self, tree: PyTree) -> list[PyTree]:
-        """The first `Memory.own` of each unit of what is pushed or pulled."""
-        return []
-
-    def resize(self, like: PyTree, old: list[PyTree], new: list[PyTree]) -> list[PyTree]:
-        """The memory for other owners of parameters of the shapes of `like`."""
-        return new
-
-    def push(
-        self,
-        rows: PyTree,
-        coins: Coins,
-        memory: list[PyTree],
-        weight: jax.Array | float | None = None,
-    ) -> Moved:
-        """Sends each owner its rows; the owner averages in at least float32."""
-        leaves, treedef = jax.tree.flatten(rows)
-        finite = leaves_finite(leaves)
-        if weight is not None:
-            finite = jnp.isfinite(weight) & (finite | (weight == 0))
-        flag, weights = jax.tree.map(self._to_each, (_flag(finite), weight))
-        received, flags, weights = exchange_rows((leaves, flag, weights), self.axis_name)
-        means = [mean_of_rows(x, weights) for x in received]
-        return Moved(jax.tree.unflatten(treedef, means), jnp.all(flags == 0), [])
-
-    def pull(self, slices: PyTree, coins: Coins, memory: list[PyTree], finite: jax.Array) -> Moved:
-        """Sends this worker's slices to all workers, and whether they are finite."""
-        rows, flags = gather_contents((slices, _flag(finite)), self.axis_name)
-        return Moved(rows, jnp.all(flags == 0), [])
-
-    def _to_each(self, x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x, (_axis.size(self.axis_name),))
-
-
-@dataclasses.dataclass(frozen=True)
-class CodedEnd(End):
-    """An end with a codec, which encodes each slice, or several slices of a worker as one unit.
+    """An end, with a codec of slices, or of several slices of a worker as one unit.
 
     Attributes:
-      codec: The codec of a unit of one worker's slices.
-      scope: Which leaves form a unit.
+      axis_name: The axis of the owners.
+      codec: The codec of a unit of one worker's slices. Without, values travel in their dtypes, and
+        there are neither memory nor coins.
+      scope: Which leaves form a unit. Default: the `scope` of the codec.
       bucket_bytes: The maximum size of a unit of several leaves, in float32 bytes.
       of_rows: Whether units are rows of all workers, which are pushed, each with separate memory.
     """
 
-    codec: Codec
-    scope: Scope
-    bucket_bytes: int
+    axis_name: AxisName
+    codec: Codec | None
+    scope: Scope | None
+    bucket_bytes: int | None
     of_rows: bool
 
     def _divide(self, slices: PyTree) -> _units.Split:
-        return _units.split(
-            slices, self.scope, self.bucket_bytes, layout=self.codec.layout, stacks=True
-        )
-
-    def _axes(self, units: list[Unit]) -> list[int]:
-        """The axis of workers in the rows of each unit, as memory holds them."""
-        return [int(self.of_rows and unit.form == "stacked") for unit in units]
+        assert self.codec is not None
+        options: AggregatorOptions = {"scope": self.scope, "bucket_bytes": self.bucket_bytes}
+        divided = division(options, self.codec)
+        return _units.split(slices, *divided, layout=self.codec.layout, stacks=True)
 
     def _cut(self, rows: PyTree) -> list[jax.Array]:
-        axes = self._axes(self._divide(_one(rows)).units)
-        return jax.vmap(lambda slices: self._divide(slices).arrays, out_axes=axes)(rows)
-
-    def _joined(self, split: _units.Split, rows: list[jax.Array]) -> PyTree:
-        return jax.vmap(split.join, in_axes=(self._axes(split.units),))(rows)
+        return jax.vmap(lambda slices: self._divide(slices).arrays)(rows)
 
     def coins(self, slices: PyTree) -> int:
+        """The number of coins that the units of slices take."""
+        if self.codec is None:
+            return 0
         return 1 + max(max(unit.coins) for unit in self._divide(slices).units)
 
     def _codec_of(self, unit: Unit) -> Codec:
-        """The codec whose memory is that of a unit."""
+        assert self.codec is not None
+        codec = stacked(self.codec) if unit.form == "stacked" else self.codec
 
         def init(x: jax.Array) -> Memory:
-            return Memory(local_memory(self.codec, x, "sharded_server", "the owner of a slice"))
+            return Memory(local_memory(codec, x, "sharded_server", "the owner of a slice"))
 
-        for _ in range(self.of_rows + (unit.form == "stacked")):
-            init = jax.vmap(init)
-        return self.codec.replace(init=init)
+        return dataclasses.replace(codec, init=jax.vmap(init) if self.of_rows else init)
 
     def init(self, tree: PyTree) -> list[PyTree]:
-        if not jax.tree.leaves(tree):
+        """The first `Memory.own` of each unit of what is pushed or pulled."""
+        if self.codec is None or not jax.tree.leaves(tree):
             return []
-        units = self._divide(_one(tree) if self.of_rows else tree).units
-        arrays = self._cut(tree) if self.of_rows else self._divide(tree).arrays
-        return [self._codec_of(unit).init(x).own for unit, x in zip(units, arrays, strict=True)]
+        split = self._divide(_one(tree) if self.of_rows else tree)
+        arrays = self._cut(tree) if self.of_rows else split.arrays
+        return [
+            self._codec_of(unit).init(x).own for unit, x in zip(split.units, arrays, strict=True)
+        ]
 
     def _through(
         self,
@@ -160,7 +123,7 @@ class CodedEnd(End):
         """The results of an exchange, which gets the units that are not empty."""
         before = restore_memories(self._codec_of, units, arrays, memory, [()] * len(units))
         parts = [
-            Part(self.codec, unit_context(coins, unit, own, x), x, unit, own, x)
+            Part(self._codec_of(unit), unit_context(coins, unit, own, x), x, unit, own, x)
             for unit, own, x in zip(units, before, arrays, strict=True)
         ]
         filled = [number for number, x in enumerate(arrays) if x.size]
@@ -177,33 +140,55 @@ class CodedEnd(End):
         memory: list[PyTree],
         weight: jax.Array | float | None = None,
     ) -> Moved:
-        split, arrays = self._divide(_one(rows)), self._cut(rows)
+        """Sends each owner its rows; the owner averages in at least float32."""
+
+        def to_each(x: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(x, (_axis.size(self.axis_name),))
+
+        if self.codec is not None:
+            split, arrays = self._divide(_one(rows)), self._cut(rows)
+            if weight is not None:
+                arrays = [*map(weigh(self.axis_name, weight, arrays), arrays)]
+            flags = to_each(_flag(leaves_finite(arrays)))
+            means, finite, after = self._through(
+                push_rows, split.units, arrays, coins, memory, flags
+            )
+            return Moved(split.join(means), finite, after)
+        finite = leaves_finite(rows)
         if weight is not None:
-            arrays = [*map(weigh(self.axis_name, weight, arrays), arrays)]
-        flags = self._to_each(_flag(leaves_finite(arrays)))
-        means, finite, after = self._through(push_rows, split.units, arrays, coins, memory, flags)
-        return Moved(split.join(means), finite, after)
+            finite = jnp.isfinite(weight) & (finite | (weight == 0))
+        beside = jax.tree.map(to_each, (_flag(finite), weight))
+        received, (flags, weights) = exchange_rows((rows, beside), self.axis_name)
+        means = jax.tree.map(lambda x: mean_of_rows(x, weights), received)
+        return Moved(means, jnp.all(flags == 0), [])
 
     def pull(self, slices: PyTree, coins: Coins, memory: list[PyTree], finite: jax.Array) -> Moved:
-        arrays, units, _ = split = self._divide(slices)
-        rows, finite, after = self._through(pull_rows, units, arrays, coins, memory, _flag(finite))
+        """Sends this worker's slices to all workers, and whether they are finite."""
+        if self.codec is None:
+            rows, flags = gather_contents((slices, _flag(finite)), self.axis_name)
+            return Moved(rows, jnp.all(flags == 0), [])
+        arrays, units, join = self._divide(slices)
+        gathered, finite, after = self._through(
+            pull_rows, units, arrays, coins, memory, _flag(finite)
+        )
         workers = _axis.size(self.axis_name)
-        whole = [x if x.size else jnp.zeros((workers, *x.shape), x.dtype) for x in rows]
-        joined = self._joined(split, whole)
-        return Moved(joined, finite & leaves_finite(joined), after)
+        whole = [x if x.size else jnp.zeros((workers, *x.shape), x.dtype) for x in gathered]
+        rows = jax.vmap(join)(whole)
+        return Moved(rows, finite & leaves_finite(rows), after)
 
     def resize(self, like: PyTree, old: list[PyTree], new: list[PyTree]) -> list[PyTree]:
+        """The memory for other owners of parameters of the shapes of `like`."""
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
 
-        def slices(tree: PyTree, workers: int) -> PyTree:
+        def rows_of(tree: PyTree, workers: int) -> PyTree:
             return jax.tree.map(lambda x: to_slices(x, workers), tree)
 
         def join(arrays: list[jax.Array], workers: int) -> PyTree:
-            rows = self._joined(self._divide(_one(slices(zeros, workers))), arrays)
-            return jax.tree.map(lambda x, leaf: from_slices(x, leaf.shape), rows, zeros)
+            rows = jax.vmap(self._divide(_one(rows_of(zeros, workers))).join)(arrays)
+            return jax.tree.map(lambda x, leaf: from_rows(x, leaf.shape), rows, zeros)
 
         return recut_memory(
-            lambda whole, workers: self._cut(slices(whole, workers)),
+            lambda whole, workers: self._cut(rows_of(whole, workers)),
             join,
             zeros,
             old,
@@ -211,18 +196,3 @@ class CodedEnd(End):
             of_rows=self.of_rows,
             user="sharded_server",
         )
-
-
-def end_of(
-    axis_name: AxisName,
-    codec: Codec | None,
-    option: str,
-    scope: Scope | None,
-    bucket_bytes: int | None,
-) -> End:
-    """The end of the option `"push"` or `"pull"`."""
-    if codec is None:
-        return End(axis_name)
-    require_option(codec, option, Codec)
-    divided = division({"scope": scope, "bucket_bytes": bucket_bytes}, codec)
-    return CodedEnd(axis_name, codec, *divided, of_rows=option == "push")

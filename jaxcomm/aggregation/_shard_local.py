@@ -21,6 +21,13 @@ def _is_marked(node: object) -> bool:
     return isinstance(node, PerWorker)
 
 
+def _made_without(where: str, axes: tuple[str, ...]) -> ValueError:
+    return ValueError(
+        f"The state at {where or 'the root'} was made without {axes}, the axes that shard the "
+        "parameters: make it with `jaxcomm.init(tx, params, mesh, shard_axes=...)`."
+    )
+
+
 def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyTree:
     """The state of one shard, marked as different over `axes` as well.
 
@@ -46,12 +53,8 @@ def marked(state: PyTree, axes: tuple[str, ...], varying: frozenset[str]) -> PyT
         where = jax.tree_util.keystr(path)
         if where in varying:
             return _axis.marked(node, axes)
-        if over := sorted(_axis.varying(node) & set(axes)):
-            raise ValueError(
-                f"The state at {where or 'the root'} differs over {over}, the axes that shard the "
-                "parameters, but it was made without them. Make it with `jaxcomm.init(tx, params, "
-                "mesh, shard_axes=...)`."
-            )
+        if _axis.varying(node) & set(axes):
+            raise _made_without(where, axes)
         return node
 
     return jax.tree_util.tree_map_with_path(mark, state, is_leaf=_is_marked)
@@ -72,26 +75,10 @@ def unmarked(state: PyTree, axes: tuple[str, ...]) -> tuple[PyTree, frozenset[st
             varying.add(jax.tree_util.keystr(path))
             return _axis.own(node, axes)
         if names[-len(axes) :] != axes:
-            raise ValueError(
-                f"The state at {jax.tree_util.keystr(path)} differs over {list(names)}, not over "
-                f"{list(axes)}, the axes that shard the parameters. Make it with `jaxcomm.init(tx, "
-                "params, mesh, shard_axes=...)`."
-            )
+            raise _made_without(jax.tree_util.keystr(path), axes)
         return PerWorker({_axis.label(names[: -len(axes)]): tree})
 
     return jax.tree_util.tree_map_with_path(unmark, state, is_leaf=_is_marked), frozenset(varying)
-
-
-def as_structured(state: PyTree, like: PyTree, label: str) -> PyTree:
-    """The state for the shards. It may have been made for whole leaves, without memory."""
-    leaves, (expected, structure) = jax.tree.leaves(state), jax.tree.flatten(like)
-    if len(leaves) != len(expected):
-        raise ValueError(
-            f"The state of `shard_local` for leaves over {label!r} was made for other parameters "
-            "or without their shards. Make it with `jaxcomm.init(tx, params, mesh, "
-            "shard_axes=...)`."
-        )
-    return jax.tree.unflatten(structure, leaves)
 
 
 def marked_as_updated(
@@ -111,8 +98,7 @@ def marked_as_updated(
     if _axis.mode(axes[0]) != "checked":
         if any(leaf.ndim for leaf in jax.tree.leaves(state)):
             raise ValueError(
-                "The memory of `shard_local` needs `jax.shard_map(..., check_vma=True)`, or "
-                "`jaxcomm.init`."
+                "The memory of `shard_local` needs `jaxcomm.init`, or `check_vma=True`."
             )
         return state
 
@@ -158,15 +144,7 @@ def _spec_of_each(updates: PyTree, specs: PyTree) -> PyTree:
     }
 
     def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
-        where = jax.tree_util.keystr(path)
-        found = spec_at.get(where)
-        if not isinstance(found, PartitionSpec):
-            raise ValueError(f"`specs` has no PartitionSpec at {where or 'the root'}.")
-        if len(found) > leaf.ndim:
-            raise ValueError(
-                f"`specs` has {found} at {where or 'the root'}, where the update has only "
-                f"{leaf.ndim} axes."
-            )
+        found = spec_at[jax.tree_util.keystr(path)]
         require_specs(path, leaf.shape, found)
         return found
 
@@ -180,9 +158,8 @@ def _labels(each: PyTree, workers: tuple[str, ...]) -> PyTree:
         axes = axes_in(spec)
         if len(set(axes)) < len(axes) or set(axes) & set(workers):
             raise ValueError(
-                f"`specs` must shard each leaf over an axis at most once, and not over {workers}, "
-                f"the axes of the aggregator, got {spec} at "
-                f"{jax.tree_util.keystr(path) or 'the root'}."
+                f"`specs` must name an axis once, and none of the aggregator's {workers}, got "
+                f"{spec} at {jax.tree_util.keystr(path) or 'the root'}."
             )
         return _axis.label(tuple(sorted(axes)))
 
@@ -206,9 +183,8 @@ def _require_shards(updates: PyTree, labels: PyTree) -> None:
         if missing := sorted(axes - _axis.varying(x)):
             raise ValueError(
                 f"`specs` shards the leaf at {jax.tree_util.keystr(path) or 'the root'} over "
-                f"{missing}, but here each device has the same values. Shard the parameters, and "
-                "name the axes: `jaxcomm.init(..., shard_axes=...)` and `jaxcomm.make_step(..., "
-                "shard_axes=...)`."
+                f"{missing}, but all devices have the same values: pass `shard_axes=` to "
+                "`jaxcomm.init` and `jaxcomm.make_step`."
             )
 
     jax.tree_util.tree_map_with_path(check, updates, labels)
@@ -258,9 +234,10 @@ def shard_local(
       devices, and `tx.init(params)` needs no mesh.
 
     Raises:
-      ValueError: If `tx` is neither; in `init` and `update`, if `specs` lacks a leaf, has
-        more axes than a leaf, or shards a leaf over an axis of `tx` or twice over an axis; if the
-        mesh lacks an axis; or if the leaves are not sharded as `specs` says.
+      ValueError: If `tx` is neither; in `init` and `update`, if `specs` shards a leaf over an axis
+        of `tx` or twice over an axis; if the mesh lacks an axis; or if the leaves are not sharded
+        as `specs` says.
+      KeyError: If `specs` lacks a leaf.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -344,19 +321,12 @@ def shard_local(
         each = _spec_of_each(updates, specs)
         labels = _labels(each, workers)
         names = sorted(set(jax.tree.leaves(labels)))
-        if names != sorted(state.groups):
-            raise ValueError(
-                f"This state of `shard_local` is for leaves over {sorted(state.groups)}, but "
-                f"`specs` shards the updates over {names}. Make a new state with `jaxcomm.init`."
-            )
         if not names:
             return updates, state
         static = {name: x for name, x in extra_args.items() if name == "outer_axes"}
         arrays = {name: x for name, x in extra_args.items() if name not in static}
         if mixing is None:
             params = ()  # Aggregators do not read them.
-        elif params is None:
-            raise ValueError("Gossip mixes parameters: call `tx.update(updates, state, params)`.")
 
         def update(
             updates: PyTree, params: PyTree, state: ShardLocalState, arrays: dict[str, PyTree]
@@ -374,7 +344,8 @@ def shard_local(
                 like = jax.eval_shape(tx.init, selected)
                 result, after = tx.update(
                     selected,
-                    as_structured(before, like, label),
+                    # It may have been made for whole leaves, without memory.
+                    jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(before)),
                     *([] if mixing is None else [_selected(params, labels, label)]),
                     shard_axes=own,
                     **static,

@@ -11,13 +11,14 @@ from jax.sharding import PartitionSpec
 from jaxcomm import _axis, _noise
 from jaxcomm._axis import require_shards
 from jaxcomm._contract import Aggregator, AxisName, Codec, Coins, PerWorker, PyTree, require_state
-from jaxcomm._require import AboveZero, checked, own_weight, require_axis_name, weight_dtype
+from jaxcomm._require import AboveZero, checked, own_weight, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
 from jaxcomm.aggregation._coded import keep_if
 from jaxcomm.aggregation._elementwise import follows_leaves, require_elementwise
-from jaxcomm.aggregation._rows import from_slices, to_slices, without_padding
-from jaxcomm.aggregation._server_ends import End, end_of, leaves_finite
+from jaxcomm.aggregation._gradient_norms import square_norm
+from jaxcomm.aggregation._rows import from_rows, to_slices, without_padding
+from jaxcomm.aggregation._server_ends import End, leaves_finite
 
 
 class ShardedServerState(NamedTuple):
@@ -40,8 +41,7 @@ def _clip_slices(axis_name: AxisName, slices: PyTree, max_norm: float) -> PyTree
 
     They become NaN if that norm overflows. Workers send one float32.
     """
-    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(slices)]
-    own = _axis.as_varying(jnp.sum(jnp.stack(squares)), axis_name)
+    own = _axis.as_varying(square_norm(slices), axis_name)
     norm = jnp.sqrt(lax.psum(own, _axis.names(axis_name)))
     factor = jnp.where(norm > max_norm, max_norm / norm, 1)
     factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)
@@ -152,11 +152,10 @@ def sharded_server(
       Li et al., `Scaling Distributed Machine Learning with the Parameter Server
       <https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu>`_, 2014.
     """
-    require_axis_name(axis_name)
     inner = optax.with_extra_args_support(tx)
     axis = _axis.label(axis_name)
-    push_end = end_of(axis_name, push, "push", scope, bucket_bytes)
-    pull_end = end_of(axis_name, pull, "pull", scope, bucket_bytes)
+    push_end = End(axis_name, push, scope, bucket_bytes, of_rows=True)
+    pull_end = End(axis_name, pull, scope, bucket_bytes, of_rows=False)
     accepted: set[Any] = set()  # Cases that have been checked, since a step is traced repeatedly.
 
     def mark(tree: PyTree) -> PerWorker:
@@ -206,9 +205,7 @@ def sharded_server(
             params,
             _axis.names(axis_name),
             "The parameter",
-            "`sharded_server` needs parameters that are equal on all workers: pass neither "
-            "`jaxcomm.replicate(params, ...)` nor `jaxcomm.local_params(params)`, and do not nest "
-            "`sharded_server`.",
+            "`sharded_server` needs parameters that are equal on all workers: do not nest it.",
         )
         params = whole(params)
         own = follows_leaves(inner, params)
@@ -244,26 +241,21 @@ def sharded_server(
         require_state(state, ShardedServerState, "`sharded_server`")
         if outer_axes or shard_axes:
             raise ValueError(
-                "`sharded_server` contains the optimizer, so it must be the last stage of "
-                "`hierarchical`, and `shard_local` cannot wrap it; updates also differ over "
-                f"{[*outer_axes, *shard_axes]} here."
+                "`sharded_server` has the optimizer: it must be the last stage of `hierarchical`, "
+                f"outside `shard_local`; updates also differ over {[*outer_axes, *shard_axes]}."
             )
         require_floating(updates)
         require_shards()
         _axis.require_local(updates, axis_name)
         specs = jax.tree.map(explicit_spec, updates)
         updates, params = whole(updates), whole(params)
-        own = [*map(_is_marked, jax.tree.leaves(state.inner, is_leaf=_is_marked))]
+        nodes, treedef = jax.tree.flatten(state.inner, is_leaf=_is_marked)
+        own = [*map(_is_marked, nodes)]
         check(updates, params, own, extra_args)
         workers, me = _axis.size(axis_name), _axis.index(axis_name)
         push_memory = _axis.own(state.push, axis_name)
-        before = jax.tree.map(
-            lambda node: (
-                _axis.own(node, axis_name, "The optimizer state") if _is_marked(node) else node
-            ),
-            state.inner,
-            is_leaf=_is_marked,
-        )
+        take = lambda x: _axis.own(x, axis_name, "The optimizer state") if _is_marked(x) else x  # noqa: E731
+        before = jax.tree.unflatten(treedef, map(take, nodes))
         pull_memory = _axis.own(state.pull, axis_name)
         if weight is not None:
             weight = _axis.as_varying(own_weight(weight, weight_dtype(updates)), axis_name)
@@ -295,7 +287,7 @@ def sharded_server(
         pulled = pull_end.pull(slices, pull_coins, pull_memory, finite)
 
         def joined(x: jax.Array, update: jax.Array, spec: PartitionSpec) -> jax.Array:
-            result = jnp.where(pulled.finite, from_slices(x, update.shape), jnp.nan)
+            result = jnp.where(pulled.finite, from_rows(x, update.shape), jnp.nan)
             return resharded(result, spec)
 
         result = jax.tree.map(joined, pulled.tree, updates, specs)

@@ -1,7 +1,7 @@
 """The mean in two stages: float32 sums between two coded exchanges."""
 
 import functools
-from typing import NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ from jaxcomm.aggregation._all_gather import (
     local_memory,
     without_global_diagnostics,
 )
-from jaxcomm.aggregation._coded import AggregatorOptions, ResizeUnit, coded_mean, takes_options
-from jaxcomm.aggregation._diagnostics import add_ratios, add_totals
+from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
+from jaxcomm.aggregation._diagnostics import add_by_name
 from jaxcomm.aggregation._exchange import (
     Exchanged,
     Part,
@@ -40,12 +40,11 @@ from jaxcomm.aggregation._rows import (
     RowCut,
     RowOwnership,
     coins_of_means,
-    map_stack,
     pull_rows,
     push_rows,
     recut_memory,
 )
-from jaxcomm.compression._blockwise import diagnose_each
+from jaxcomm.compression._blockwise import diagnose_each, stacked
 
 
 class TwoStageMemory(NamedTuple):
@@ -65,7 +64,7 @@ class _Stages(NamedTuple):
     owned: jax.Array  # that mean, before encoding
 
 
-def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: RowCut) -> Codec:
+def _codec_of_units(axis_name: AxisName, cut: RowCut, codec: Codec, mean_codec: Codec) -> Codec:
     """The codec of a whole unit, with the memory and diagnostics of the codecs of its rows."""
 
     def init(x: jax.Array) -> Memory:
@@ -91,8 +90,8 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: R
         averages = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in common}
         return Diagnostics(
             cut.together(rows.target, x.shape),
-            add_totals([rows.totals, mean.totals]),
-            add_ratios([rows.ratios, mean_ratios]),
+            add_by_name([rows.totals, mean.totals]),
+            add_by_name([rows.ratios, mean_ratios]),
             rows.errors | mean.errors | averages,
             mean.constants | rows.constants,
         )
@@ -105,33 +104,12 @@ def _codec_of_units(axis_name: AxisName, codec: Codec, mean_codec: Codec, cut: R
     )
 
 
-def _resize_rows(cut: RowCut) -> ResizeUnit:
-    """The memory of both stages: vectors of rows, which are joined and split again."""
-
-    def resize(
-        unit: Unit, shape: tuple[int, ...], old: TwoStageMemory, new: TwoStageMemory
-    ) -> TwoStageMemory:
-        stack = (len(unit.leaves),) if unit.form == "stacked" else ()
-
-        def stage(before: PyTree, after: PyTree, *, of_rows: bool) -> PyTree:
-            axis = int(not of_rows)  # Of a stack; that of workers is the other one.
-
-            def apart(whole: jax.Array, workers: int) -> list[jax.Array]:
-                return [map_stack(unit, lambda x: cut.apart(x, workers), 0, axis)(whole)]
-
-            def together(rows: list[jax.Array], workers: int) -> jax.Array:
-                return map_stack(unit, lambda x: cut.together(x, shape), axis)(rows[0])
-
-            whole = jnp.zeros((*stack, *shape))
-            return recut_memory(
-                apart, together, whole, [before], [after], of_rows=of_rows, user="two_stage_mean"
-            )[0]
-
-        return TwoStageMemory(
-            stage(old.sent, new.sent, of_rows=True), stage(old.mean, new.mean, of_rows=False)
-        )
-
-    return resize
+def _of_stack(cut: RowCut) -> RowCut:
+    """The cut of each leaf of a stack `[leaves, ...]`, into rows `[workers, leaves, ...]`."""
+    return RowCut(
+        lambda x, workers: jax.vmap(lambda leaf: cut.apart(leaf, workers), out_axes=1)(x),
+        lambda rows, shape: jax.vmap(lambda leaf: cut.together(leaf, shape[1:]), 1)(rows),
+    )
 
 
 @checked
@@ -189,86 +167,90 @@ def two_stage_mean(
       [[2.  2.5]
        [2.  2.5]]
     """
-
-    if ownership not in get_args(RowOwnership):
-        raise ValueError(f"`ownership` must be one of {get_args(RowOwnership)}, got {ownership!r}.")
-    split = ROW_CUTS[ownership]
     row_codec = without_global_diagnostics(codec)
     own_codec = row_codec if mean_codec is None else without_global_diagnostics(mean_codec)
+    alone = ROW_CUTS[ownership], row_codec, own_codec
+    stack = _of_stack(ROW_CUTS[ownership]), stacked(row_codec), stacked(own_codec)
     exposes = "decode" in own_codec.fast.exposes_nonfinite
+
+    def kind_of(unit: Unit) -> tuple[RowCut, Codec, Codec]:
+        """How a unit is cut, and the codecs of its rows and of their means."""
+        return stack if unit.form == "stacked" else alone
 
     def exchange(parts: list[Part]) -> Exchanged:
         workers = _axis.size(axis_name)
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
 
-        def decode(context: Context, payload: PyTree) -> jax.Array:
-            measured = nan_unless(finite, context.statistics) if exposes else context.statistics
-            return own_codec.decode(context.replace(statistics=measured), payload)
+        def exposed(codec: Codec) -> Codec:
+            def decode(context: Context, payload: PyTree) -> jax.Array:
+                measured = nan_unless(finite, context.statistics)
+                return codec.decode(context.replace(statistics=measured), payload)
 
-        def joined(part: Part, rows: jax.Array) -> jax.Array:
-            shape = part.context.shape
-            return map_stack(part.unit, lambda x: split.together(x, shape), 1)(rows)
+            return codec.replace(decode=decode) if exposes else codec
 
         def started(part: Part, codec: Codec, coins: Coins, memory: PyTree, x: jax.Array) -> Part:
             return part._replace(codec=codec, context=Context(coins, Memory(memory)), x=x)
 
-        def apart(x: jax.Array) -> jax.Array:
-            return split.apart(x, workers)
+        def to_push(part: Part) -> Part:
+            cut, codec, _ = kind_of(part.unit)
+            rows, memory = cut.apart(part.x, workers), part.context.memory.own.sent
+            return started(part, codec, part.context.coins, memory, rows)
 
-        coins = [part.context.coins for part in parts]
-        memories: list[TwoStageMemory] = [part.context.memory.own for part in parts]
-        firsts, _ = push_rows(
-            axis_name,
-            [
-                started(part, row_codec, own, memory.sent, map_stack(part.unit, apart)(part.x))
-                for part, own, memory in zip(parts, coins, memories, strict=True)
-            ],
-        )
-        reader = own_codec.replace(decode=decode)
-        seconds, _ = pull_rows(
-            axis_name,
-            [
-                started(first, reader, own, memory.mean, first.mean)
-                for first, own, memory in zip(
-                    firsts, coins_of_means(coins, workers), memories, strict=True
-                )
-            ],
-        )
-        after = [
-            part._replace(
-                memory=Memory(
-                    TwoStageMemory(first.memory.own, second.memory.own),
-                    report=_Stages(
-                        first.context, first.memory, second.context, second.memory, second.x
-                    ),
-                ),
-                mean=joined(part, second.mean),
-            )
-            for part, first, second in zip(parts, firsts, seconds, strict=True)
-        ]
+        def to_pull(first: Part, part: Part, coins: Coins) -> Part:
+            codec = exposed(kind_of(part.unit)[2])
+            return started(first, codec, coins, part.context.memory.own.mean, first.mean)
+
+        def joined(part: Part, rows: jax.Array) -> jax.Array:
+            return kind_of(part.unit)[0].together(rows, part.x.shape)
+
+        def after(first: Part, second: Part) -> Memory:
+            report = _Stages(first.context, first.memory, second.context, second.memory, second.x)
+            return Memory(TwoStageMemory(first.memory.own, second.memory.own), report=report)
+
+        def sent_of(part: Part, first: Part) -> jax.Array:
+            decode = jax.vmap(functools.partial(decode_local, first.codec))
+            return joined(part, decode(first.context, first.payload))
+
+        firsts, _ = push_rows(axis_name, [*map(to_push, parts)])
+        coins = coins_of_means([part.context.coins for part in parts], workers)
+        seconds, _ = pull_rows(axis_name, [*map(to_pull, firsts, parts, coins)])
+        means = [joined(part, second.mean) for part, second in zip(parts, seconds, strict=True)]
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
-            owned = [second.x for second in seconds]
-            fitting = nan_unless_all_fit(axis_name, owned, [each.mean for each in after])
-            after = [each._replace(mean=mean) for each, mean in zip(after, fitting, strict=True)]
+            means = nan_unless_all_fit(axis_name, [second.x for second in seconds], means)
+        results = [
+            part._replace(memory=memory, mean=mean)
+            for part, memory, mean in zip(parts, map(after, firsts, seconds), means, strict=True)
+        ]
+        sent = lambda: [*map(sent_of, parts, firsts)]  # noqa: E731
+        return Exchanged(results, finite, sent, are_nan=exposes)
 
-        def sent() -> list[jax.Array]:
-            own_rows = jax.vmap(functools.partial(decode_local, row_codec))
-            return [
-                joined(
-                    part, map_stack(part.unit, own_rows, (0, 1), 1)(first.context, first.payload)
-                )
-                for part, first in zip(parts, firsts, strict=True)
-            ]
+    def resize(
+        unit: Unit, shape: tuple[int, ...], old: TwoStageMemory, new: TwoStageMemory
+    ) -> TwoStageMemory:
+        """The memory of both stages: rows, which are joined and split again."""
+        cut, *_ = kind_of(unit)
 
-        return Exchanged(after, finite, sent, are_nan=exposes)
+        def stage(before: PyTree, after: PyTree, *, of_rows: bool) -> PyTree:
+            return recut_memory(
+                lambda whole, workers: [cut.apart(whole, workers)],
+                lambda rows, workers: cut.together(rows[0], shape),
+                jnp.zeros(shape),
+                [before],
+                [after],
+                of_rows=of_rows,
+                user="two_stage_mean",
+            )[0]
 
-    unit_codec = _codec_of_units(axis_name, row_codec, own_codec, split)
+        return TwoStageMemory(
+            stage(old.sent, new.sent, of_rows=True), stage(old.mean, new.mean, of_rows=False)
+        )
+
     return coded_mean(
         axis_name,
-        unit_codec,
+        _codec_of_units(axis_name, *alone),
         exchange,
         options,
         diagnosed=(row_codec, own_codec),
-        stacks=True,
-        resize=_resize_rows(split),
+        stack=_codec_of_units(axis_name, *stack),
+        resize=resize,
     )

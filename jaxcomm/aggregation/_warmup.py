@@ -95,7 +95,7 @@ def in_stages(
     axes = common_axes(stages, user)
 
     def init_fn(params: PyTree) -> WarmupState:
-        return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params, user))
+        return WarmupState(jnp.zeros((), jnp.int32), common_state(stages, params))
 
     def update_fn(
         updates: PyTree, state: WarmupState, params: PyTree = None, **extra_args: Any

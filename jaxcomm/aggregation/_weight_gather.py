@@ -2,9 +2,10 @@
 
 import contextlib
 import contextvars
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,32 +15,13 @@ from jaxcomm import _axis, _noise
 from jaxcomm._collectives import gather_contents
 from jaxcomm._contract import AxisName, Codec, Coins, PyTree
 from jaxcomm._mesh import axes_in
-from jaxcomm._require import checked, require_axis_name
+from jaxcomm._require import checked
 from jaxcomm._units import Scope, require_floating
 from jaxcomm.aggregation._mean import mean
-from jaxcomm.aggregation._server_ends import CodedEnd, End, Moved, end_of, leaves_finite
+from jaxcomm.aggregation._server_ends import End, Moved, leaves_finite
 
 Codecs = Codec | Mapping[str, Codec] | None
 Gather = Callable[..., PyTree]
-
-
-class _Level(NamedTuple):
-    """The ends over one axis, or over several as one: rows to their owners, and slices to all."""
-
-    push: End
-    pull: End
-
-    def gather(self, slices: PyTree, key: Any, workers: AxisName) -> PyTree:
-        """The slices of all workers over the axis, on a new leading dimension of each leaf."""
-        if not isinstance(self.pull, CodedEnd):
-            return gather_contents(slices, self.pull.axis_name)
-        start = _start(self.pull, slices, slices, key, workers)
-        return _or_nan(self.pull.pull(slices, *start, leaves_finite(slices)))
-
-    def scatter(self, rows: PyTree, key: Any, workers: AxisName) -> PyTree:
-        """The mean over the axis of the row that this worker owns; all NaN if any row has a NaN."""
-        own = jax.tree.map(lambda x: x[0], rows)
-        return _or_nan(self.push.push(rows, *_start(self.push, rows, own, key, workers)))
 
 
 def _or_nan(moved: Moved) -> PyTree:
@@ -50,12 +32,11 @@ def _start(
     end: End, tree: PyTree, slices: PyTree, key: Any, workers: AxisName
 ) -> tuple[Coins, list[PyTree]]:
     """The coins of an end, independent of those of all other workers, and its empty memory."""
-    if not isinstance(end, CodedEnd):
+    if end.codec is None:
         return Coins(key, key), []
     if jax.tree.leaves(jax.eval_shape(end.codec.init, jnp.zeros(1))):
         raise ValueError(
-            "`weight_gather` takes codecs without memory, since a loss has no state. For feedback "
-            "use `jaxcomm.sharded_server`, which keeps it beside the optimizer state."
+            "`weight_gather` takes codecs without memory: a loss has no state; see `sharded_server`"
         )
     # `key` is placed by the paths of the leaves, and the same place again would undo that.
     place = _noise.placed_key(key, ("level", *_axis.names(end.axis_name)), ())
@@ -79,59 +60,25 @@ def _only_once(function: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTre
     return once
 
 
-def _levels(
-    axis_name: AxisName, push: Codecs, pull: Codecs, scope: Scope | None, bucket_bytes: int | None
-) -> list[_Level]:
-    """One level for all axes; or, if codecs are given by axis, one per axis, outermost first."""
-    names = _axis.names(axis_name)
-    by_axis = isinstance(push, Mapping) or isinstance(pull, Mapping)
-
-    def end(codecs: Codecs, option: str, axis: AxisName) -> End:
-        if isinstance(codecs, Mapping):
-            if unknown := [name for name in codecs if name not in names]:
-                raise ValueError(f"`{option}` names {unknown}, but `axis_name` is {axis_name!r}.")
-            codecs = codecs.get(str(axis))
-        return end_of(axis, codecs, option, scope, bucket_bytes)
-
-    return [
-        _Level(end(push, "push", axis), end(pull, "pull", axis))
-        for axis in (names if by_axis else (axis_name,))
-    ]
-
-
-def sliced_dimension(spec: PartitionSpec, axis_name: AxisName, where: str = "") -> int | None:
-    """The dimension that a spec shards over the workers; `None` if the leaf is whole.
+def _dimensions(specs: PyTree, like: PyTree, axis_name: AxisName) -> list[int | None]:
+    """The dimension of each leaf of `like` that its spec shards over the workers, or `None`.
 
     Raises:
-      ValueError: If the spec names other axes, or not all of the workers' in their order.
+      ValueError: If a spec names other axes, not all of the workers' in their order, or a dimension
+        that a leaf does not have.
     """
-    names, found = _axis.names(axis_name), axes_in(spec)
-    if not found:
-        return None
-    for dimension, entry in enumerate(spec):
-        if found == names and axes_in(PartitionSpec(entry)) == names:
-            return dimension
-    raise ValueError(
-        f"The spec{where}, {spec}, must shard one dimension over all axes of the workers, "
-        f"{axis_name!r}, in this order, or none."
-    )
-
-
-def _dimensions(specs: PyTree, like: PyTree, axis_name: AxisName) -> list[int | None]:
-    """The sliced dimension of each leaf of `like`, of which `specs` is a prefix."""
+    names = _axis.names(axis_name)
     found: list[int | None] = []
 
     def add(path: tuple[Any, ...], spec: PartitionSpec, part: PyTree) -> None:
-        where = jax.tree_util.keystr(path) or "the root"
-        dimension = sliced_dimension(spec, axis_name, f" at {where}")
-        for x in jax.tree.leaves(part):
-            if dimension is not None and dimension >= x.ndim:
-                raise ValueError(
-                    f"The spec at {where}, {spec}, slices dimension {dimension} of an array "
-                    f"{list(x.shape)}, which does not have it. Within a layer, pass the spec of "
-                    "its slices."
-                )
-            found.append(dimension)
+        leaves, axes = jax.tree.leaves(part), axes_in(spec)
+        fits = [d for d, entry in enumerate(spec) if axes_in(PartitionSpec(entry)) == axes]
+        if axes and (axes != names or not all(fits[0] < x.ndim for x in leaves)):
+            raise ValueError(
+                f"The spec at {jax.tree_util.keystr(path) or 'the root'}, {spec}, must shard one "
+                f"dimension of its leaves over all axes of the workers, {axis_name!r}, or none."
+            )
+        found.extend([fits[0] if axes else None] * len(leaves))
 
     jax.tree_util.tree_map_with_path(add, specs, like)
     return found
@@ -142,14 +89,6 @@ def _joined(rows: jax.Array, levels: int, dimension: int) -> jax.Array:
     parts = jnp.moveaxis(rows, range(levels), range(dimension + levels - 1, dimension - 1, -1))
     shape, after = parts.shape, dimension + levels + 1
     return parts.reshape(*shape[:dimension], math.prod(shape[dimension:after]), *shape[after:])
-
-
-def _parted(whole: jax.Array, sizes: tuple[int, ...], dimension: int) -> jax.Array:
-    """The inverse of `_joined`; `sizes` are those of the axes, outermost first."""
-    shape, levels = whole.shape, len(sizes)
-    length = shape[dimension] // math.prod(sizes)
-    parts = whole.reshape(*shape[:dimension], *sizes, length, *shape[dimension + 1 :])
-    return jnp.moveaxis(parts, range(dimension + levels - 1, dimension - 1, -1), range(levels))
 
 
 @checked
@@ -216,57 +155,64 @@ def weight_gather(
       `pull` is its quantized weights, `push` by axis its quantized gradients. Differences: no
       second copy of weights within a node; any number of workers per axis.
     """
-    require_axis_name(axis_name)
-    levels = _levels(axis_name, push, pull, scope, bucket_bytes)
-    ends = [end for level in levels for end in level]
-    has_codec = any(isinstance(end, CodedEnd) for end in ends)
+    names = _axis.names(axis_name)
+    by_axis = isinstance(push, Mapping) or isinstance(pull, Mapping)
+    axes: tuple[AxisName, ...] = names if by_axis else (axis_name,)
 
-    def exchanged(parts: list[jax.Array], dimensions: list[int], key: Any) -> list[jax.Array]:
-        if not parts:
-            return []
-        sizes = tuple(_axis.size(level.push.axis_name) for level in levels)
+    def ends(codecs: Codecs, *, of_rows: bool) -> list[End]:
+        """The ends over all axes as one; or, if codecs are given by axis, outermost first."""
+        given: Mapping[Any, Codec | None] = (
+            codecs if isinstance(codecs, Mapping) else dict.fromkeys(axes, codecs)
+        )
+        if unknown := [name for name in given if name not in axes]:
+            raise ValueError(f"A codec is for {unknown}, but `axis_name` is {axis_name!r}.")
+        return [End(axis, given.get(axis), scope, bucket_bytes, of_rows=of_rows) for axis in axes]
 
-        def whole_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
-            rows = slices
-            for level in levels:
-                rows = level.gather(rows, key, axis_name)
-            whole = [_joined(x, len(levels), d) for x, d in zip(rows, dimensions, strict=True)]
-            return [*_axis.local_params(whole, axis_name=axis_name)]
+    pushes, pulls = ends(push, of_rows=True), ends(pull, of_rows=False)
+    has_codec = any(end.codec is not None for end in [*pushes, *pulls])
 
-        def backward(key: Any, gradients: list[jax.Array]) -> tuple[list[jax.Array], None]:
-            def scattered(rows: list[jax.Array]) -> list[jax.Array]:
-                for level in reversed(levels):
-                    rows = level.scatter(rows, key, axis_name)
-                return rows
+    def gathered(end: End, slices: PyTree, key: Any) -> PyTree:
+        """The slices of all workers over the axis, on a new leading dimension of each leaf."""
+        if end.codec is None:
+            return gather_contents(slices, end.axis_name)
+        start = _start(end, slices, slices, key, axis_name)
+        return _or_nan(end.pull(slices, *start, leaves_finite(slices)))
 
-            rows = [_parted(x, sizes, d) for x, d in zip(gradients, dimensions, strict=True)]
-            return _only_once(scattered)(rows), None
+    def scattered(end: End, rows: PyTree, key: Any) -> PyTree:
+        """The mean over the axis of the row that this worker owns; all NaN if any row has a NaN."""
+        own = jax.tree.map(lambda x: x[0], rows)
+        return _or_nan(end.push(rows, *_start(end, rows, own, key, axis_name)))
 
-        gather = jax.custom_vjp(whole_of)
-        gather.defvjp(lambda slices, key: (whole_of(slices, key), key), backward)
-        return [*gather(parts, key)]
+    def rows_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
+        rows = functools.reduce(lambda rows, end: gathered(end, rows, key), pulls, slices)
+        return [*_axis.local_params(rows, axis_name=axis_name)]
+
+    def means_of(rows: list[jax.Array], key: Any) -> list[jax.Array]:
+        return functools.reduce(lambda rows, end: scattered(end, rows, key), pushes[::-1], rows)
+
+    def backward(key: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], None]:
+        return _only_once(lambda rows: means_of(rows, key))(rows), None
+
+    gather_rows = jax.custom_vjp(rows_of)
+    gather_rows.defvjp(lambda slices, key: (rows_of(slices, key), key), backward)
 
     def gather(slices: PyTree, key: jax.Array | None = None) -> PyTree:
         require_floating(slices)
         if has_codec and key is None:
             raise ValueError(
-                "`weight_gather` with a codec needs a key that is new in each step: pass "
-                "`key=jax.random.fold_in(key, step)`, and fold in the layer too if layers have "
-                "calls of their own."
+                "`weight_gather` with a codec needs a key that is new in each step and layer: pass "
+                "`key=jax.random.fold_in(key, step)`."
             )
         place = (
-            None if key is None else _noise.placed_key(_noise.require_key(key), axis_name, slices)
+            key if key is None else _noise.placed_key(_noise.require_key(key), axis_name, slices)
         )
         dimensions = _dimensions(specs, slices, axis_name)
         leaves, treedef = jax.tree.flatten(slices)
         sliced = {i: d for i, d in enumerate(dimensions) if d is not None}
-        filled = {i: d for i, d in sliced.items() if leaves[i].size}
-        parts = [_axis.as_varying(leaves[i], axis_name) for i in filled]
-        for i, whole in zip(filled, exchanged(parts, [*filled.values()], place), strict=True):
-            leaves[i] = whole
-        for i in sliced.keys() - filled.keys():
-            empty = jnp.broadcast_to(leaves[i], (_axis.size(axis_name), *leaves[i].shape))
-            leaves[i] = _joined(empty, 1, sliced[i])
+        parts = [_axis.as_varying(leaves[i], axis_name) for i in sliced]
+        rows = gather_rows(parts, place) if parts else []
+        for (i, dimension), x in zip(sliced.items(), rows, strict=True):
+            leaves[i] = _joined(x, len(axes), dimension)
         if not _AVERAGED.get():
             leaves = _averaged(leaves, dimensions, axis_name)
         return jax.tree.unflatten(treedef, leaves)

@@ -225,16 +225,10 @@ def zeroth_order_gradient(
     if not jax.tree.leaves(params):
         return jnp.asarray(loss_fn(params, *args), jnp.float32), params
 
-    def loss(params: PyTree) -> jax.Array:
-        value = loss_fn(params, *args)
-        if jnp.shape(value) != ():
-            raise ValueError(f"`loss_fn` must return a scalar, got shape {jnp.shape(value)}.")
-        return value
-
     drawn = Directions(
         params, _noise.require_key(key), jnp.zeros((), jnp.uint32), directions, distribution
     )
-    value, slopes = differences(loss, params, drawn, smoothing)
+    value, slopes = differences(lambda x: loss_fn(x, *args), params, drawn, smoothing)
     gradient, _ = mean_along(axis_name, drawn, slopes, None)
     return value, jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params)
 
@@ -342,8 +336,7 @@ def zeroth_order(
     def evaluated(backward: Backward, state: ZerothOrderState, weight: Any) -> PyTree:
         if backward.has_model_state:
             raise ValueError(
-                "`zeroth_order` does not support `has_model_state=True`: the model state would be "
-                "that of perturbed parameters. Keep statistics fixed, as part of the batch."
+                "`zeroth_order` does not support `has_model_state=True`: its points are perturbed."
             )
         params = backward.params
         axes = (*_axis.names(axis_name), *backward.inner)

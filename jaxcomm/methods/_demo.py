@@ -13,6 +13,7 @@ from jaxcomm.aggregation._coded import AggregatorOptions, takes_options
 from jaxcomm.compression import sparsifiers
 from jaxcomm.compression._transforms import cosine
 from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.methods._power_sgd import require_leaves
 
 
 def _signs_of_mean(codec: Codec) -> Codec:
@@ -91,11 +92,7 @@ def demo(
     uses the largest divisor, which may be 1. Leaves of more than two axes are matrices of their
     last axis.
     """
-    if options.get("scope") not in (None, "leaf"):
-        raise ValueError(
-            f"`scope` of `demo` must be 'leaf', got {options['scope']!r}: a bucket is a vector, "
-            "which has no chunks of two axes."
-        )
+    require_leaves(options)
     compressed = cosine(sparsifiers.top_k(k=k, value_dtype=value_dtype), block_size)
     codec = error_feedback(compressed, decay=momentum)
     return all_gather_mean(

@@ -111,7 +111,7 @@ def global_qsgd(
     if levels is not None or bits not in (None, 8) or norm != "max":
         raise ValueError(
             "`dithering`='exponential' accepts no `levels`, only 8 `bits` and the max `norm`, got "
-            f"{levels=}, {bits=}, {norm=}. Use `dithering`='uniform' for other levels."
+            f"{levels=}, {bits=}, {norm=}."
         )
     return _AGGREGATORS[reduce or "tree"](exponential_dither(), axis_name=axis_name, **options)
 

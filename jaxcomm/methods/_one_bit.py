@@ -68,11 +68,6 @@ def one_bit_sgd(
     part and quantizes the sum again; `jaxcomm.two_stage_mean` does the same with one column per
     row. The learning rate is applied outside.
     """
-    if options.get("scope") == "tree":
-        raise ValueError(
-            "`scope` must be 'leaf' or 'bucket', got 'tree': means shared across buckets void each "
-            "bucket's error bound."
-        )
     return all_gather_mean(
         error_feedback(one_bit(), decay=decay, residual_dtype=residual_dtype),
         axis_name=axis_name,

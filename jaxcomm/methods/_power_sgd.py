@@ -19,8 +19,7 @@ def require_leaves(options: AggregatorOptions) -> None:
     """Raises unless `scope` is `"leaf"`: a bucket is a vector, which low rank cannot compress."""
     if options.get("scope") not in (None, "leaf"):
         raise ValueError(
-            f"`scope` must be 'leaf', got {options.get('scope')!r}: a bucket is one vector, and a "
-            "low-rank method needs the matrices of the leaves."
+            f"`scope` must be 'leaf', got {options.get('scope')!r}: a bucket is no matrix."
         )
 
 
@@ -131,15 +130,10 @@ def power_sgd(
 
     if not alternate:
         if factor_codec is not None:
-            raise ValueError(
-                "`factor_codec` needs `alternate`=True: a codec has one round of statistics and "
-                "one payload per step, and only then is a step a single factor."
-            )
+            raise ValueError("`factor_codec` needs `alternate`=True: a step of a single factor.")
         return aggregator(power_iteration(rank, drawn=drawn, memory_rank=memory_rank))
     if memory_rank is not None:
-        raise ValueError(
-            "`memory_rank` cannot be combined with `alternate`=True. Omit one of them."
-        )
+        raise ValueError("`memory_rank` cannot be combined with `alternate`=True.")
     sides: tuple[Side, ...] = ("right", "left")
     stages = [
         aggregator(projection(rank, side, drawn=drawn, factor_codec=factor_codec)) for side in sides

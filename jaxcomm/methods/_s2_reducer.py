@@ -18,10 +18,7 @@ def _codec(decode: Decode, bits: int, **options: Any) -> Codec:
     if bits == 32:
         return s2_sketch(decode=decode, **options)
     if decode != "peel":
-        raise ValueError(
-            f"`bits`=8 needs `decode`='peel', got {decode!r}: the table holds sums modulo 256, and "
-            "a cell gives no estimate unless a single coordinate is in it."
-        )
+        raise ValueError(f"`bits`=8 needs `decode`='peel', got {decode!r}: sums are modulo 256.")
     return s2_codes(**options)
 
 

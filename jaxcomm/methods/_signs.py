@@ -151,11 +151,6 @@ def ef_sign_sgd(
     Differs from the paper: the learning rate is applied outside, so a residual is scaled by the
     learning rate of the step that sends it; sgn(0) = +1.
     """
-    if options.get("scope") == "tree":
-        raise ValueError(
-            "`scope` must be 'leaf' or 'bucket', got 'tree': a magnitude shared across buckets "
-            "voids each bucket's error bound."
-        )
     return all_gather_mean(
         error_feedback(scaled_signs(), decay=decay, residual_dtype=residual_dtype),
         axis_name=axis_name,

@@ -13,11 +13,7 @@ from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, parts_of_value
 from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._units import Scope
-from jaxcomm.aggregation._weight_gather import (
-    Codecs,
-    averaging_whole_leaves,
-    weight_gather,
-)
+from jaxcomm.aggregation._weight_gather import Codecs, averaging_whole_leaves, weight_gather
 from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
 from jaxcomm.training._arguments import require_rows, typed_as
 from jaxcomm.training._means import require_aux, require_means

@@ -123,17 +123,9 @@ def test_on_a_mesh_each_plan_is_a_branch() -> None:
     np.testing.assert_allclose(run(*given), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"plans": []}, r"`plans` must be a list of at least one dict, got \[\]"),
-        ({"plans": [[0]]}, r"`slow` must be a dict .* got \[0\]"),
-        ({"target_seconds": np.inf}, "`target_seconds`.*got inf"),
-    ],
-)
-def test_options_out_of_range(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        adaptive_budgets(bits, 8, **{"plans": PLANS, "target_seconds": 1.0} | arguments)
+def test_options_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"`target_seconds`.*got inf"):
+        adaptive_budgets(bits, 8, PLANS, target_seconds=np.inf)
 
 
 @pytest.mark.slow
@@ -159,7 +151,7 @@ def test_in_steps_with_the_speeds_of_all() -> None:
 @pytest.mark.parametrize("given", [None, jnp.ones(3)], ids=["missing", "vector"])
 def test_a_speed_is_needed(given: object) -> None:
     tx = adaptive_budgets(bits, 8, PLANS, target_seconds=1.0)
-    with pytest.raises(ValueError, match=r"needs `update\(..., seconds_per_byte=\)`: a scalar"):
+    with pytest.raises(ValueError, match=r"seconds_per_byte=\)` must be a scalar"):
         jax.vmap(lambda x: tx.update(x, tx.init(x), seconds_per_byte=given)[0], axis_name="data")(
             jnp.ones((4, 8))
         )

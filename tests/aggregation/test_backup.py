@@ -193,10 +193,7 @@ def test_without_backups_it_is_the_aggregator() -> None:
 @pytest.mark.parametrize("backups", [6, 7])
 def test_at_least_one_worker_must_count(backups: int) -> None:
     tx, updates = spared(backups=backups, times=TIMES), jnp.zeros((WORKERS, 2))
-    message = f"less than the number of workers.*got `backups`={backups} for 6 workers"
-    with pytest.raises(ValueError, match=message):
-        jaxcomm.init(tx, updates[0], mesh_of(WORKERS))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"`backups`={backups} must be less than the 6 workers"):
         jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")(updates)
 
 
@@ -211,10 +208,9 @@ def test_mistakes_are_named() -> None:
             spared(backups=wrong)
     with pytest.raises(ValueError, match="`backup` takes aggregators"):
         spared(optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"needs `update\(..., finish_times=\)`"):
-        update_with(spared())
-    with pytest.raises(ValueError, match=r"have shape \(6,\), the times of all.*got shape \(5,\)"):
-        update_with(spared(), finish_times=jnp.zeros(5))
+    for wrong in (None, jnp.zeros(5)):
+        with pytest.raises(ValueError, match=r"finish_times=\)` must be a scalar .* shape \(6,\)"):
+            update_with(spared(), finish_times=wrong)
     with pytest.raises(ValueError, match="leave out `finish_times`"):
         update_with(spared(times=TIMES), finish_times=jnp.zeros(WORKERS))
     with pytest.raises(ValueError, match="`weight`"):
@@ -225,5 +221,5 @@ def test_mistakes_are_named() -> None:
         in_specs=PartitionSpec("data"),
         out_specs=PartitionSpec(),
     )
-    with pytest.raises(ValueError, match="must be equal on all of them, but differ over"):
+    with pytest.raises(ValueError, match="equal on all of them"):
         jax.eval_shape(on_mesh, jnp.zeros((WORKERS, 2)))

@@ -125,11 +125,8 @@ def test_only_the_term_of_the_slow_worker_is_noisier() -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"slow": [0]}, r"`slow` must be a dict .* got \[0\]"),
-        ({"slow": {"a": 2}}, r"`slow` must be a dict .*'a'"),
-        ({"slow": {True: 2}}, "`slow` must be a dict"),
         ({"slow": {0: 1}}, r"`levels` must be a Python int in \[1, .*, got 0"),
-        ({"slow": {}, "mean_codec": top_k(k=1)}, "`mean_codec` .* must be unbiased"),
+        ({"slow": {}, "mean_codec": top_k(k=1)}, "`mean_codec` .* must be an unbiased codec"),
         ({"slow": {}, "mean_codec": 3}, "`mean_codec` must be a codec, .* got 3"),
     ],
 )
@@ -139,9 +136,9 @@ def test_options_out_of_range(arguments: dict, message: str) -> None:
 
 
 def test_codecs_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"`codec_for\(2\)` .* must be unbiased"):
+    with pytest.raises(ValueError, match=r"`codec_for\(2\)` .* must be an unbiased codec"):
         budgeted_mean(lambda k: top_k(k=k), 2, slow={})
-    with pytest.raises(ValueError, match=r"`codec_for\(4\)` .* must have no memory"):
+    with pytest.raises(ValueError, match=r"`codec_for\(4\)` .* codec without memory"):
         budgeted_mean(lambda k: error_feedback(dither(bits=k)), 4, slow={})
     with pytest.raises(ValueError, match="must be a function"):
         budgeted_mean(dither(), 4, slow={})
@@ -149,7 +146,7 @@ def test_codecs_that_do_not_fit() -> None:
 
 def test_a_worker_that_does_not_exist() -> None:
     tx = budgeted_mean(bits, 8, slow={7: 2, -1: 2})
-    with pytest.raises(ValueError, match=r"workers \[-1, 7\], but there are only 4: 0 to 3"):
+    with pytest.raises(ValueError, match=r"workers \[-1, 7\], but there are only 4"):
         aggregate(tx, normal())
 
 

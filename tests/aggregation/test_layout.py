@@ -218,10 +218,7 @@ def test_a_layout_is_one_of_three() -> None:
 
 def test_a_bitmap_is_not_shared() -> None:
     codec = nonzero_union(density=0.5).replace(layout="shared_statistics")
-    with pytest.raises(
-        ValueError,
-        match=r"`layout`='shared_statistics', .* This codec has a statistic of a single array",
-    ):
+    with pytest.raises(ValueError, match="This codec has a statistic of a single array"):
         all_gather_mean(codec, share_statistics=True)
 
 

@@ -283,18 +283,18 @@ def test_the_codec_of_the_docstring_is_accepted(workers: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "found"),
     [
-        (dither(levels=1), "bound is"),
-        (blockwise(dither(bits=8), 256), r"bound is 1\.03 for 1000 coordinates of 4 workers"),
-        (scaled(dither(levels=1)), "bound is"),
-        (scaled_signs(), "bound is"),
-        (top_k(ratio=0.1), r"bound is 0\.9 "),
-        (signs(), "no bound is known"),
-        (fixed_threshold(0.1), "no bound is known"),
+        (dither(levels=1), ".* for"),
+        (blockwise(dither(bits=8), 256), r"1\.03 for 1000 coordinates"),
+        (scaled(dither(levels=1)), ".* for"),
+        (scaled_signs(), ".* for"),
+        (top_k(ratio=0.1), r"0\.9 for"),
+        (signs(), "unknown"),
+        (fixed_threshold(0.1), "unknown"),
     ],
 )
 def test_codecs_with_which_none_might_upload_are_refused(codec: Codec, found: str) -> None:
     """For 100 steps, updates were 0."""
-    with pytest.raises(ValueError, match=f"`lazy` needs .* of at most 1/4, but .*{found}"):
+    with pytest.raises(ValueError, match=f"`lazy` needs .* of at most 1/4.*it is {found}"):
         traced(codec, 4)
     traced(blockwise(dither(bits=8), 64), 4, threshold=0.0)  # Then each step uploads.
 

@@ -135,10 +135,8 @@ def test_what_is_not_packed_is_an_error(mode: Mode) -> None:
             return jax.vmap(jaxcomm.or_reduce, axis_name="data")(x)
         return on_mesh(2, mode == "checked")(x)
 
-    with pytest.raises(ValueError, match=r"bool.*jnp\.packbits"):
-        run(jnp.ones((2, 3), bool))
-    for dtype in ("int32", "float32"):
-        with pytest.raises(ValueError, match=f"unsigned integers, such as uint32, got {dtype}"):
+    for dtype in ("bool", "int32", "float32"):
+        with pytest.raises(ValueError, match=rf"unsigned integers, as of .*packbits`, got {dtype}"):
             run(jnp.ones((2, 3), dtype))
 
 

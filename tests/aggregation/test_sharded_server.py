@@ -310,7 +310,7 @@ def test_memory_of_another_shape_than_its_slices() -> None:
     batch = {k: jnp.asarray(rng.normal(size=(3, *s)), jnp.float32) for k, s in shapes.items()}
     _, state = trained(tx, 3, [batch] * 2)
     memories = [x.kept.statistics.max_abs for x in state.push.per_worker["data"]]
-    assert [x.shape for x in memories] == [(3, 2, 3), (3, 3)]
+    assert [x.shape for x in memories] == [(3, 3, 2), (3, 3)]
 
 
 def loss(params: Any, batch: Any) -> jax.Array:
@@ -485,7 +485,7 @@ MISTAKES = {
     ),
     "itself inside": (
         lambda: jaxcomm.sharded_server(jaxcomm.sharded_server(optax.sgd(1.0))),
-        "equal on all workers: .* do not nest `sharded_server`",
+        "equal on all workers: do not nest it",
     ),
     "MultiSteps": (
         lambda: jaxcomm.sharded_server(optax.MultiSteps(optax.sgd(1.0), 2)),

@@ -362,11 +362,11 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             lambda: _replicated(
                 within(jaxcomm.top_k_sgd("ici", ratio=0.5), "diloco"), ("data", "ici")
             ),
-            "keeps memory.*`outer_axes`",
+            "keeps memory.*Only the last stage",
         ),
         (
             lambda: jaxcomm.hierarchical(jaxcomm.mean("ici"), outer_axes="ici"),
-            "name an axis twice",
+            "one or more stages over other axes",
         ),
         (lambda: local_sgd(2, axis_name=("data", "data")), "several distinct axes"),
         (

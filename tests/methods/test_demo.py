@@ -155,7 +155,7 @@ def test_with_other_codecs() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"scope": "bucket"}, "`scope` of `demo` must be 'leaf', got 'bucket'"),
+        ({"scope": "bucket"}, "`scope` must be 'leaf', got 'bucket'"),
         ({"value_dtype": "float16"}, "`value_dtype` must be float32 or bfloat16, got float16"),
     ],
 )

@@ -56,9 +56,9 @@ def test_against_numpy(name: str, decay: float) -> None:
 
 
 @pytest.mark.parametrize("method", [jaxcomm.ef_sign_sgd, jaxcomm.one_bit_sgd])
-def test_a_whole_tree_has_no_scale(method: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="`scope` must be 'leaf' or 'bucket'"):
-        method(scope="tree")
+def test_a_whole_tree_has_no_scale(method: Callable[..., jaxcomm.Aggregator]) -> None:
+    with pytest.raises(ValueError, match="`scope`='tree' shares statistics"):
+        jaxcomm.init(method(scope="tree"), jnp.zeros(3), 2)
 
 
 def test_residuals_of_half_the_size() -> None:
