@@ -123,8 +123,7 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
         return context.replace(coins=coins, memory=Memory(), shape=(block_size,))
 
     def init(x: jax.Array) -> Memory:
-        memory = codec.init(jnp.zeros(block_size))
-        return without_memory(memory, "blockwise", "codec, block_size")
+        return without_memory(codec.init(jnp.zeros(block_size)), "blockwise")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return jax.vmap(codec.measure)(within(context), to_blocks(x))

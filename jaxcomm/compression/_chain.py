@@ -215,7 +215,7 @@ def chain(*codecs: Codec) -> Codec:
         )
 
     def init(x: jax.Array) -> Memory:
-        return without_memory(last.init(jnp.zeros(sizes_of(x.size)[-1])), "chain", "...")
+        return without_memory(last.init(jnp.zeros(sizes_of(x.size)[-1])), "chain")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         if context.statistics_size is not None and last.reduce_statistics:
@@ -367,7 +367,7 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         for each in (codec, spikes):
-            without_memory(each.init(x), "reserved", "codec, spikes")
+            without_memory(each.init(x), "reserved")
         return Memory()
 
     def encode(context: Context, x: jax.Array) -> tuple[ReservedPayload, Memory]:

@@ -60,12 +60,11 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
         )
 
 
-def without_memory(memory: Memory, user: str, call: str) -> Memory:
+def without_memory(memory: Memory, user: str) -> Memory:
     """The initial memory of what a wrapper wraps; raises if there is any."""
     if jax.tree.leaves(memory):
         raise ValueError(
-            f"`{user}` takes codecs without memory. Put the feedback outside: "
-            f"`error_feedback({user}({call}))`."
+            f"`{user}` takes codecs without memory: use `error_feedback({user}(...))` instead."
         )
     return memory
 

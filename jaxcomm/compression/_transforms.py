@@ -131,7 +131,7 @@ def rotated(codec: Codec) -> Codec:
         return context.replace(coins=inner_coins(context.coins), shape=(size,))
 
     def init(x: jax.Array) -> Memory:
-        return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated", "codec")
+        return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return codec.measure(inner_context(context), _rotate(context.coins.public, x))
@@ -273,7 +273,7 @@ def cosine(codec: Codec, block_size: Annotated[int, Range(least=1, most=MOST)] =
 
     def init(x: jax.Array) -> Memory:
         _, size = within(Context.of(x)).shape
-        return without_memory(codec.init(jnp.zeros(size)), "cosine", "codec")
+        return without_memory(codec.init(jnp.zeros(size)), "cosine")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         inner = within(context)

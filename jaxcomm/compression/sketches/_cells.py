@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _noise
+from jaxcomm._contract import Context
 from jaxcomm.compression import _support
 from jaxcomm.compression._support import Granularity, Parts
 from pallas_kernels.count_sketch import ESTIMATES, locations
@@ -92,6 +93,11 @@ def make_sketch(
         return Sketch(rows, columns, parts, math.ceil(density * parts.size))
 
     return sketch_of
+
+
+def chosen_parts(context: Context, sketch: Sketch, room: int) -> jax.Array:
+    """The parts of the union that are sketched, at most `room`, the same on all workers."""
+    return _support.window(context.statistics.support, context.coins.public, room, sketch.parts)
 
 
 class Cells(NamedTuple):
@@ -228,11 +234,11 @@ def peel(
     return Peeled(values, solved & real, table, rounds)
 
 
-def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
+def unpeeled(context: Context, sketch: Sketch, room: int) -> jax.Array:
     """The number of coordinates of the union that peeling `room` parts does not solve."""
-    chosen = _support.window(support, public, room, sketch.parts)
+    chosen = chosen_parts(context, sketch, room)
     real = _support.real(chosen, sketch.parts)
-    cells = cells_of(sketch, public, chosen)
+    cells = cells_of(sketch, context.coins.public, chosen)
     solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved
-    union = _support.coordinates_in(support, sketch.parts)
+    union = _support.coordinates_in(context.statistics.support, sketch.parts)
     return jnp.maximum(union - jnp.sum(solved, dtype=jnp.float32), 0)

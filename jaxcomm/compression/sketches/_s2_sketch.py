@@ -20,6 +20,7 @@ from jaxcomm.compression.sketches._cells import (
     Sketch,
     add,
     cells_of,
+    chosen_parts,
     estimate,
     make_sketch,
     peel,
@@ -114,7 +115,7 @@ def s2_sketch(
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, public = sketch_of(x.shape), context.coins.public
 
-        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
+        chosen = chosen_parts(context, sketch, sketch.room)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
         table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, public, chosen), values)
@@ -123,7 +124,7 @@ def s2_sketch(
     def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
         sketch, public = sketch_of(context.shape), context.coins.public
         table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
-        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
+        chosen = chosen_parts(context, sketch, sketch.room)
         values = _estimate(sketch, public, table, chosen, decode)
         return _support.put(values, chosen, sketch.parts, context.shape)
 
@@ -133,9 +134,7 @@ def s2_sketch(
         excess = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
         ratios = {"union_density": (union, jnp.float32(x.size)), "overflow": (excess, union)}
         if decode == "peel":
-            unsolved = unpeeled(
-                sketch, context.coins.public, context.statistics.support, sketch.room
-            )
+            unsolved = unpeeled(context, sketch, sketch.room)
             return Diagnostics(x, ratios=ratios | {"unpeeled": (unsolved, union)})
         dropped = excess / jnp.maximum(union, 1)
         error = dropped + (1 - dropped) * jnp.maximum(union - excess - 1, 0) / max(sketch.cells, 1)
@@ -242,9 +241,7 @@ def s2_codes(
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, public = sketch_of(x.shape), context.coins.public
         # With more parts than these, none would peel.
-        chosen = _support.window(
-            context.statistics.support, public, sketch.room_to_peel, sketch.parts
-        )
+        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
             NORM.value(context.statistics.norm),
@@ -266,9 +263,7 @@ def s2_codes(
     def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
         """The mean of the coordinates that peel, and whether the whole union peels."""
         sketch, public = sketch_of(context.shape), context.coins.public
-        chosen = _support.window(
-            context.statistics.support, public, sketch.room_to_peel, sketch.parts
-        )
+        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
@@ -291,9 +286,7 @@ def s2_codes(
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        unsolved = unpeeled(
-            sketch, context.coins.public, context.statistics.support, sketch.room_to_peel
-        )
+        unsolved = unpeeled(context, sketch, sketch.room_to_peel)
         density, lost = (union, jnp.float32(x.size)), (unsolved, union)
         ratios = {"union_density": density, "unpeeled": lost, "overflow": lost}
         return Diagnostics(x, ratios=ratios)
