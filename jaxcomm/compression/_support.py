@@ -35,7 +35,7 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
         if len(shape) < 2:
             raise ValueError(
                 f"`granularity`='row' needs an array of two axes or more, got {shape}: use `scope`="
-                "'leaf' (and `ownership`='cyclic' in `two_stage_mean`), or set a block length."
+                "'leaf', and `ownership`='cyclic' in `two_stage_mean`, or set a block length."
             )
         return Parts(shape[0], math.prod(shape[1:]), size)
     width = 1 if granularity == "element" else granularity
