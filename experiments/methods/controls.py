@@ -11,8 +11,8 @@ import optax
 from jax import lax
 
 import jaxcomm
+from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.quantizers._dither import DitherPayload
 
 
 def truncating_dither() -> jaxcomm.Codec:
@@ -24,11 +24,11 @@ def truncating_dither() -> jaxcomm.Codec:
     level are always lost.
     """
 
-    def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[DitherPayload, jaxcomm.Memory]:
+    def encode(context: jaxcomm.Context, x: jax.Array) -> tuple[CodesPayload, jaxcomm.Memory]:
         levels, norm = 127 // context.workers, context.statistics.max_abs
         scale = jnp.where(norm > 0, levels / norm, 0)
         codes = jnp.clip(jnp.trunc(x * scale), -levels, levels)
-        return DitherPayload(codes.astype(jnp.int8)), context.memory
+        return CodesPayload(codes.astype(jnp.int8)), context.memory
 
     return dither(bits=8).replace(encode=encode)
 

@@ -18,6 +18,7 @@ from jaxcomm.perf._calibrate import median, seconds_of
 from jaxcomm.perf._link import SECONDS, quantity, to_device, to_link
 from jaxcomm.perf._predict import BACKWARD, LinkLike, Prediction, shapes_of, size_of
 from jaxcomm.perf._recommended import Method, error_of, recommended
+from jaxcomm.wire._program import table
 
 TIMED = 5  # Steps, of which the median counts.
 NEAR = 1.05
@@ -88,7 +89,9 @@ class Advice:
 
     def __str__(self) -> str:
         best = self.recommended
-        cells = [["", "ms/step", "overlap", "MB sent", "MB state", "steps x", "risk", "method"]]
+        cells: list[tuple[str, ...]] = [
+            ("", "ms/step", "overlap", "MB sent", "MB state", "steps x", "risk", "method")
+        ]
         for row in self.rows:
             seen = row.prediction
             milliseconds = [1e3 * seen.seconds, 1e3 * seen.overlapped]
@@ -96,10 +99,8 @@ class Advice:
             numbers = [f"{number:,.1f}" for number in (*milliseconds, *megabytes)]
             steps = "?" if row.steps is None else f"{row.steps:g}"
             risk = row.risk.partition(":")[0]
-            cells.append(["->" if row is best else "", *numbers, steps, risk, row.code])
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
-        lines = [*(line.rstrip() for line in table), "", *self.assumptions]
+            cells.append(("->" if row is best else "", *numbers, steps, risk, row.code))
+        lines = [*table(cells), "", *self.assumptions]
         lines += [f"Risk: {best.risk}.", f"Error: {best.prediction.error}."]
         return "\n".join([*lines, self.verdict, self.line])
 

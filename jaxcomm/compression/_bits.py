@@ -18,6 +18,18 @@ from pallas_kernels.pack import pack, unpack
 WORD = 32
 
 
+class CodesPayload(NamedTuple):
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
+
+    codes: jax.Array  # integers, one of each coordinate or packed in words
+
+
+class ValuesPayload(NamedTuple):
+    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
+
+    values: jax.Array  # float32
+
+
 def words(bits: int) -> int:
     """The number of words that hold `bits` bits."""
     return -(-bits // WORD)
@@ -56,10 +68,7 @@ def require_countable(size: int, most: int = MOST) -> int:
       ValueError: If `size` exceeds `most`.
     """
     if size > most:
-        raise ValueError(
-            f"A bucket or leaf has {size} coordinates, but this codec supports at most {most}: "
-            "split the leaf."
-        )
+        raise ValueError(f"A unit has {size} coordinates, of at most {most}: split the leaf.")
     return size
 
 

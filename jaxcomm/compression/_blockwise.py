@@ -22,7 +22,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Positive, checked
 from jaxcomm.compression._bits import Alphabet, Integers, require_countable
 from jaxcomm.compression._means import over_peak
-from jaxcomm.compression._scaled import without_memory
+from jaxcomm.compression._scaled import bounds_at, without_memory
 from pallas_kernels._dispatch import target
 
 
@@ -116,44 +116,28 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
         # Without the barrier, XLA for CPUs finds the block of each coordinate by a division.
         return _barrier_on(("tpu", "cpu"), blocks).ravel()[: math.prod(shape)].reshape(shape)
 
-    def coins_and_statistics(context: Context) -> tuple[Coins, PyTree]:
-        """The coins and statistics of each block."""
+    def within(context: Context) -> Context:
+        """The contexts of all blocks, stacked."""
         count = -(-math.prod(context.shape) // block_size)
-        return Coins(*(jax.random.split(key, count) for key in context.coins)), context.statistics
-
-    def per_block(call: Callable[..., Any], context: Context) -> Callable[..., Any]:
-        """`call` as a function of one block's coins, statistics and other arguments."""
-
-        def on_block(coins: Coins, statistics: PyTree, *args: PyTree) -> Any:
-            return call(
-                context.replace(coins=coins, statistics=statistics, shape=(block_size,)), *args
-            )
-
-        return on_block
+        coins = Coins(*(jax.random.split(key, count) for key in context.coins))
+        return context.replace(coins=coins, memory=Memory(), shape=(block_size,))
 
     def init(x: jax.Array) -> Memory:
-        memory = codec.init(jnp.zeros(block_size))
-        return without_memory(memory, "blockwise", "codec, block_size")
+        return without_memory(codec.init(jnp.zeros(block_size)), "blockwise")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return jax.vmap(per_block(codec.measure, context))(
-            *coins_and_statistics(context), to_blocks(x)
-        )
+        return jax.vmap(codec.measure)(within(context), to_blocks(x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        encode_each = jax.vmap(per_block(codec.encode, context))
-        payload, after = encode_each(*coins_and_statistics(context), to_blocks(x))
+        payload, after = jax.vmap(codec.encode)(within(context), to_blocks(x))
         return payload, jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), after)
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
-        blocks = jax.vmap(per_block(codec.decode, context))(*coins_and_statistics(context), payload)
-        return from_blocks(blocks, context.shape)
+        return from_blocks(jax.vmap(codec.decode)(within(context), payload), context.shape)
 
     def entries(context: Context, payload: PyTree) -> Entries:
         assert codec.fast.entries is not None
-        indices, values = jax.vmap(per_block(codec.fast.entries, context))(
-            *coins_and_statistics(context), payload
-        )
+        indices, values = jax.vmap(codec.fast.entries)(within(context), payload)
         first = jnp.arange(len(indices), dtype=jnp.uint32)[:, None] * jnp.uint32(block_size)
         # An entry beyond the end of its block is unused, and must not be one of the next.
         size = jnp.uint32(require_countable(math.prod(context.shape)))
@@ -165,15 +149,8 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
         # `encode` summed the memory over blocks, so only the first block reports it.
         first = jnp.arange(len(blocks)) == 0
         afters = jax.tree.map(lambda total: jnp.where(first, total, 0), after)
-        diagnostics = diagnose_each(
-            per_block(codec.diagnose, context), *coins_and_statistics(context), blocks, afters
-        )
+        diagnostics = diagnose_each(codec.diagnose, within(context), blocks, afters)
         return diagnostics._replace(target=from_blocks(diagnostics.target, x.shape))
-
-    def per_block_bound(
-        bound: Callable[[int, int], float] | None,
-    ) -> Callable[[int, int], float] | None:
-        return bound and (lambda size, workers: bound(block_size, workers))
 
     def integers_of_blocks(inner: Integers) -> Integers:
         """The levels of all blocks, one block after the other."""
@@ -183,21 +160,14 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
             return of_block._replace(number=-(-math.prod(context.shape) // block_size) * block_size)
 
         def split(context: Context, payload: PyTree) -> tuple[jax.Array, PyTree]:
-            levels, rest = jax.vmap(per_block(inner.split, context))(
-                *coins_and_statistics(context), payload
-            )
+            levels, rest = jax.vmap(inner.split)(within(context), payload)
             return levels.ravel(), rest
 
         def join(context: Context, levels: jax.Array, rest: PyTree) -> PyTree:
-            return jax.vmap(per_block(inner.join, context))(
-                *coins_and_statistics(context), levels.reshape(-1, block_size), rest
-            )
+            return jax.vmap(inner.join)(within(context), levels.reshape(-1, block_size), rest)
 
         return inner._replace(
-            alphabet=alphabet,
-            split=split,
-            join=join,
-            likely=lambda size: inner.likely(block_size),
+            alphabet=alphabet, split=split, join=join, likely=lambda size: inner.likely(block_size)
         )
 
     integers = codec.fast.integers
@@ -208,10 +178,7 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
         encode=encode,
         decode=scattered(entries) if codec.fast.entries else decode,
         diagnose=diagnose,
-        claims=codec.claims._replace(
-            variance=per_block_bound(codec.claims.variance),
-            contraction=per_block_bound(codec.claims.contraction),
-        ),
+        claims=bounds_at(codec.claims, lambda size, workers: (block_size, workers)),
         layout="independent",
         drop_overflow=codec.drop_overflow and blockwise(codec.drop_overflow, block_size),
         fast=Fast(

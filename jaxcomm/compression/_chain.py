@@ -22,8 +22,8 @@ from jaxcomm._contract import (
     no_statistics,
     scattered,
 )
-from jaxcomm._require import checked, require_option
-from jaxcomm.compression._scaled import contraction_of, without_memory
+from jaxcomm._require import checked
+from jaxcomm.compression._scaled import bounds_at, combined_with, contraction_of, without_memory
 from jaxcomm.compression.quantizers import cast
 from jaxcomm.compression.sparsifiers._sparse import (
     IndexCode,
@@ -34,10 +34,10 @@ from jaxcomm.compression.sparsifiers._sparse import (
 )
 
 
-def claims_of_chain(selecting: Codec, selection: Selection, of_values: Claims) -> Claims:
-    """The claims of a selection before a codec with the claims `of_values`."""
+def claims_of_chain(selecting: Codec, selection: Selection, of_values: Codec) -> Claims:
+    """The claims of a selection before a codec of its values."""
     variance, contraction, _ = selecting.claims
-    inner = of_values
+    inner = of_values.claims
 
     def count(size: int) -> int:
         return max(selection.layout(size).entries, 1)
@@ -55,24 +55,12 @@ def claims_of_chain(selecting: Codec, selection: Selection, of_values: Claims) -
         return Claims()
 
     def product(size: int, workers: int) -> float:
-        if inner.contraction is not None:
-            delta = inner.contraction(count(size), workers)
-        else:
-            assert inner.variance is not None
-            delta = 1 - inner.variance(count(size), workers)
+        delta = contraction_of(of_values, count(size), workers)
+        assert delta is not None
         # A codec that enlarges errors does so for all of `x` at worst.
         return delta * contraction(size, workers) if delta > 0 else delta
 
     return Claims(contraction=product)
-
-
-def for_one_worker(claims: Claims) -> Claims:
-    """The claims of a codec whose statistics workers do not share."""
-    variance, contraction, _ = claims
-    return claims._replace(
-        variance=variance and (lambda size, workers: variance(size, 1)),
-        contraction=contraction and (lambda size, workers: contraction(size, 1)),
-    )
 
 
 class ChainPayload(NamedTuple):
@@ -100,27 +88,15 @@ def _divided(codecs: Sequence[Codec]) -> tuple[list[Codec], list[Selection], Cod
     """The codecs that select, how they do, and the codec of the values.
 
     Raises:
-      ValueError: If there is one codec only, or one before the last does not select.
+      ValueError: If one before the last does not select, in float32.
     """
-    if len(codecs) < 2:
-        raise ValueError(f"`chain` takes at least 2 codecs, got {len(codecs)}.")
-    selections = []
-    for number, codec in enumerate(codecs, 1):
-        require_option(codec, f"codecs[{number - 1}]", Codec)
-        selection, is_last = codec.fast.selection, number == len(codecs)
-        if selection is None and not is_last:
+    selections = [codec.fast.selection for codec in codecs if codec.fast.selection]
+    for number, codec in enumerate(codecs[:-1], 1):
+        if getattr(codec.fast.selection, "value_dtype", None) != jnp.float32:
             raise ValueError(
-                f"All codecs of `chain` but the last must select coordinates and send them as they "
-                f"are, such as `top_k`, `random_k` or `scaled(random_k)`; codec {number} of "
-                f"{len(codecs)} does not."
+                f"Codec {number} of {len(codecs)} of `chain` must select coordinates and send them "
+                "in float32, such as `top_k`, `random_k` or `scaled(random_k)`."
             )
-        if selection is not None and not is_last and selection.value_dtype != jnp.float32:
-            raise ValueError(
-                f"Codec {number} of {len(codecs)} of `chain` has "
-                f"`value_dtype`={selection.value_dtype}, but a later codec encodes its values: "
-                "set the dtype in the last codec only."
-            )
-        selections += [selection] if selection else []
     if len(selections) < len(codecs) or all(each.drawn for each in selections[:-1]):
         return [*codecs[:-1]], selections[: len(codecs) - 1], codecs[-1]
     return [*codecs], selections, _exactly(selections[-1].value_dtype)
@@ -157,9 +133,9 @@ def chain(*codecs: Codec) -> Codec:
       bias. Wrap it in :func:`jaxcomm.compression.scaled`.
 
     Raises:
-      ValueError: If there are fewer than two codecs, one before the last is not one of these, or
-        sets `value_dtype`. In `init`, if the last codec has memory: put feedback outside. In
-        `measure`, if several units share statistics.
+      ValueError: If one before the last is not one of these, or sets `value_dtype`. In `init`, if
+        the last codec has memory: put feedback outside. In `measure`, if several units share
+        statistics.
 
     Example:
       >>> import jax.numpy as jnp
@@ -239,14 +215,12 @@ def chain(*codecs: Codec) -> Codec:
         )
 
     def init(x: jax.Array) -> Memory:
-        return without_memory(last.init(jnp.zeros(sizes_of(x.size)[-1])), "chain", "...")
+        return without_memory(last.init(jnp.zeros(sizes_of(x.size)[-1])), "chain")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         if context.statistics_size is not None and last.reduce_statistics:
             raise ValueError(
-                "`chain` cannot share statistics among several buckets, since the number of "
-                f"coordinates that it selects of all {context.statistics_size} is not known to "
-                "each. Use `scope`='bucket' or 'leaf'."
+                "`chain` cannot share statistics among buckets: use `scope`='bucket' or 'leaf'."
             )
         return last.measure(of_values(context, ()), select(context, x)[1])
 
@@ -283,22 +257,18 @@ def chain(*codecs: Codec) -> Codec:
         measured = last.measure(of_values(context, ()), values) if sent else context.statistics
         return last.diagnose(of_values(context, measured), values, after)._replace(target=x)
 
-    merge = last.combine
-    combine = merge
-    if callable(merge):
-        of_last = merge
-        combine = lambda coins, *payloads: of_last(  # noqa: E731
-            _coins(coins, len(selections)), *payloads
-        )
-    claims = for_one_worker(last.claims) if sent else last.claims
+    combine = combined_with(last.combine, lambda coins: _coins(coins, len(selections)))
+    inner = last
+    if sent:  # Workers do not share the statistics.
+        inner = last.replace(claims=bounds_at(last.claims, lambda size, workers: (size, 1)))
     for codec, selection in zip(reversed(first), reversed(selections), strict=True):
-        claims = claims_of_chain(codec, selection, claims)
+        inner = inner.replace(claims=claims_of_chain(codec, selection, inner))
     return Codec(
         encode=encode,
         decode=scattered(entries),
         init=init,
         diagnose=diagnose,
-        claims=claims,
+        claims=inner.claims,
         drop_overflow=last.drop_overflow and chain(*first, last.drop_overflow),
         scope="leaf" if any(codec.scope == "leaf" for codec in codecs) else "bucket",
         measure=no_statistics if sent else measure,
@@ -397,7 +367,7 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
 
     def init(x: jax.Array) -> Memory:
         for each in (codec, spikes):
-            without_memory(each.init(x), "reserved", "codec, spikes")
+            without_memory(each.init(x), "reserved")
         return Memory()
 
     def encode(context: Context, x: jax.Array) -> tuple[ReservedPayload, Memory]:

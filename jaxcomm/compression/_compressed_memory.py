@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm._contract import (
-    Codec,
-    Coins,
-    Context,
-    Diagnostics,
-    Memory,
-    PyTree,
-)
+from jaxcomm._contract import Codec, Coins, Context, Diagnostics, Memory, PyTree
 from jaxcomm._require import checked
 from jaxcomm._resize import Coding, encoded_by
 
@@ -58,8 +51,8 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
       A codec in place of `codec`.
 
     Raises:
-      ValueError: If an argument is not a codec; in `init`, if `codec` keeps no array like the unit,
-        or one that all workers share, or `storage` has memory.
+      ValueError: If an argument is not a codec; in `init`, if `codec` keeps an array like the unit
+        that all workers share.
 
     Example:
       >>> import jax.numpy as jnp
@@ -122,8 +115,8 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
             found = [x.shape[axes:] for x in jax.tree.leaves(part)]
             if found != [x.shape for x in jax.tree.leaves(expected)]:
                 raise ValueError(
-                    "A memory of `compressed_memory` is of slices among workers of several axes, "
-                    "so its shape is not known. Make a new state with `jaxcomm.init`."
+                    "A memory of `compressed_memory` is of slices among workers of several axes: "
+                    "make a new state with `jaxcomm.init`."
                 )
             return each(lambda one: load(one, shape), axes)(part)
 
@@ -183,19 +176,11 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         return context.replace(memory=loaded(context.memory, context.shape))
 
     def init(x: jax.Array) -> Memory:
-        if jax.tree.leaves(storage.init(x)):
-            raise ValueError("`storage` of `compressed_memory` must be a codec without memory.")
         memory = codec.init(x)
-        if not any(is_array_of(leaf, x.shape) for leaf in jax.tree.leaves(memory.own)):
-            raise ValueError(
-                "`compressed_memory` takes a codec that keeps an array like the update, such as "
-                "`error_feedback(codec)`; this one keeps none."
-            )
         if any(is_array_of(leaf, x.shape) for leaf in jax.tree.leaves(memory.shared)):
             raise ValueError(
                 "`compressed_memory` takes a codec whose memory is each worker's own, such as "
-                "`error_feedback(codec)`. The shifts of `ef21` and `diana` are sums that receivers "
-                "keep too, and rounding on one side only would add up."
+                "`error_feedback(codec)`; receivers also keep the shifts of `ef21` and `diana`."
             )
         return stored(memory, Context.of(x).coins, x.shape, None)
 
@@ -224,7 +209,6 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         finalize=finalize,
         diagnose=diagnose,
         drop_overflow=codec.drop_overflow and compressed_memory(codec.drop_overflow, storage),
-        fast=codec.fast._replace(
-            linear=(), with_residual=None
-        ),  # The payload and how it decodes do not change.
+        # The payload and how it decodes do not change.
+        fast=codec.fast._replace(linear=(), with_residual=None),
     )

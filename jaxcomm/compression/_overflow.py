@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxcomm._contract import Codec, Context, Fast, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Diagnostics, Fast, Memory, PyTree
 
 Policy: TypeAlias = Literal["nan", "drop"]
 
@@ -27,12 +27,13 @@ def overflow_totals(after: Memory) -> dict[str, jax.Array]:
     return {"overflow": overflow.astype(jnp.float32)}
 
 
-def choose_form(overflow: Policy, *, drop_overflow: Codec, strict: Codec) -> Codec:
-    """Returns the form that the option `overflow` names; the strict form also holds the other.
+def diagnose_overflow(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+    """The `diagnose` of a codec with a capacity."""
+    return Diagnostics(x, totals=overflow_totals(after))
 
-    Raises:
-      ValueError: If `overflow` is not a `Policy`.
-    """
+
+def choose_form(overflow: Policy, drop_overflow: Codec, strict: Codec) -> Codec:
+    """Returns the form that the option `overflow` names; the strict form also holds the other."""
     return drop_overflow if overflow == "drop" else strict.replace(drop_overflow=drop_overflow)
 
 

@@ -1,17 +1,11 @@
-"""Contraction bounds of codecs, and the scaling that makes an unbiased codec a contraction."""
+"""What wrappers of codecs share, and the scaling that makes an unbiased codec a contraction."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from jaxcomm._contract import (
-    Claims,
-    Codec,
-    Context,
-    Fast,
-    Memory,
-    PyTree,
-)
+from jaxcomm._contract import Claims, Codec, Coins, Context, Memory, PyTree
 from jaxcomm._require import checked
 
 
@@ -28,6 +22,22 @@ def contraction_of(codec: Codec, size: int, workers: int) -> float | None:
     return None
 
 
+def bounds_at(claims: Claims, of: Callable[[int, int], tuple[int, int]]) -> Claims:
+    """The claims whose bounds for `(size, workers)` are those for `of(size, workers)`."""
+    variance, contraction, _ = claims
+    return claims._replace(
+        variance=variance and (lambda *given: variance(*of(*given))),
+        contraction=contraction and (lambda *given: contraction(*of(*given))),
+    )
+
+
+def combined_with(combine: Any, coins_of: Callable[[Coins], Coins]) -> Any:
+    """The `combine` of a wrapper, from that of a codec whose coins are `coins_of(coins)`."""
+    if not callable(combine):
+        return combine
+    return lambda coins, *payloads: combine(coins_of(coins), *payloads)
+
+
 def require_contraction(codec: Codec, size: int, workers: int, user: str) -> None:
     """Raises if the residual of feedback might grow without bound.
 
@@ -37,28 +47,24 @@ def require_contraction(codec: Codec, size: int, workers: int, user: str) -> Non
       ValueError: If the codec is no contraction, or no bound is known.
     """
     delta = contraction_of(codec, size, workers)
-    if delta is None and codec.claims.bounded:
-        return
-    if delta is None:
-        raise ValueError(
-            f"`{user}` needs a codec with a relative error below 1: otherwise the residual may "
-            "grow without bound. The `claims` of this codec are empty, so no bound is known."
+    found = "The `claims` of this codec are empty, so no bound is known."
+    if delta is not None:
+        found = (
+            f"This codec's bound is {1 - delta:.3g} for {size} coordinates of {workers} workers. "
+            "Use `jaxcomm.compression.scaled(codec)`, smaller blocks, or more levels."
         )
-    if delta <= 0:
+    if not (codec.claims.bounded if delta is None else delta > 0):
         raise ValueError(
             f"`{user}` needs a codec with a relative error below 1: otherwise the residual may "
-            f"grow without bound. This codec's bound is {1 - delta:.3g} for {size} coordinates of "
-            f"{workers} workers. Use `jaxcomm.compression.scaled(codec)`, smaller blocks, or more "
-            "levels."
+            f"grow without bound. {found}"
         )
 
 
-def without_memory(memory: Memory, user: str, call: str) -> Memory:
+def without_memory(memory: Memory, user: str) -> Memory:
     """The initial memory of what a wrapper wraps; raises if there is any."""
     if jax.tree.leaves(memory):
         raise ValueError(
-            f"`{user}` takes codecs without memory. Put the feedback outside: "
-            f"`error_feedback({user}({call}))`."
+            f"`{user}` takes codecs without memory: use `error_feedback({user}(...))` instead."
         )
     return memory
 
@@ -70,10 +76,7 @@ def require_unbiased(codec: Codec, user: str) -> Callable[[int, int], float]:
       ValueError: If the codec states none.
     """
     if codec.claims.variance is None:
-        raise ValueError(
-            f"`{user}` takes an unbiased codec that states its `variance`. This codec states none: "
-            "it is biased, or no bound is known."
-        )
+        raise ValueError(f"`{user}` takes an unbiased codec that states its `variance`.")
     return codec.claims.variance
 
 
@@ -125,13 +128,8 @@ def scaled(codec: Codec) -> Codec:
         decode=decode,
         claims=Claims(contraction=lambda size, workers: 1 / (1 + variance(size, workers))),
         drop_overflow=codec.drop_overflow and scaled(codec.drop_overflow),
-        fast=Fast(  # Of the same `measure` and `encode`.
-            linear=codec.fast.linear,
-            exposes_nonfinite=codec.fast.exposes_nonfinite,
-            with_residual=with_residual if inner else None,
-            selection=codec.fast.selection,
-            integers=codec.fast.integers,
-            code=codec.fast.code,
-            bits=codec.fast.bits,
+        # `measure` and `encode` are the same.
+        fast=codec.fast._replace(
+            entries=None, factors=None, mapped=None, add=None, with_residual=inner and with_residual
         ),
     )

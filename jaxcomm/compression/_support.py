@@ -24,11 +24,6 @@ class Parts(NamedTuple):
     size: int
 
 
-def room_for(density: float, parts: Parts) -> int:
-    """The number of parts that make up the fraction `density` of all parts."""
-    return math.ceil(density * parts.number)
-
-
 def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
     """How an array of this shape is split into parts.
 
@@ -39,10 +34,8 @@ def parts_of(shape: tuple[int, ...], granularity: Granularity) -> Parts:
     if granularity == "row":
         if len(shape) < 2:
             raise ValueError(
-                f"`granularity`='row' needs an array of two axes or more, got the shape {shape}. "
-                "Use `scope`='leaf', which keeps the shapes of leaves (and `ownership`='cyclic' in "
-                "`two_stage_mean`), and mask leaves of one axis with `optax.masked`. Or set "
-                "`granularity` to the length of a block."
+                f"`granularity`='row' needs an array of two axes or more, got {shape}: use `scope`="
+                "'leaf', and `ownership`='cyclic' in `two_stage_mean`, or set a block length."
             )
         return Parts(shape[0], math.prod(shape[1:]), size)
     width = 1 if granularity == "element" else granularity
@@ -99,6 +92,8 @@ def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -
 
 def window(words: jax.Array, public: jax.Array, room: int, parts: Parts) -> jax.Array:
     """The parts whose bits are set; at most `room`, consecutive ones from a random one."""
+    if not room:
+        return jnp.zeros(0, jnp.int32)
     total = count(words)
     drawn = _noise.bits(public, ())
     start = (drawn % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
@@ -130,17 +125,9 @@ def take(x: jax.Array, chosen: jax.Array, parts: Parts) -> jax.Array:
     return rows_of(x, parts).at[chosen].get(mode="fill", fill_value=0).ravel()
 
 
-def nothing(parts: Parts, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Zeros for all parts, [number, width]."""
-    return jnp.zeros((parts.number, parts.width), dtype)
-
-
-def put(values: jax.Array, chosen: jax.Array, parts: Parts, into: jax.Array) -> jax.Array:
-    """`into`, [number, width], with the chosen parts replaced by `values`."""
-    rows = values.reshape(-1, parts.width)
-    return into.at[chosen].set(rows, mode="drop", unique_indices=True)
-
-
-def whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The array of `shape` from all its parts, [number, width]."""
-    return x.ravel()[: math.prod(shape)].reshape(shape)
+def put(values: jax.Array, chosen: jax.Array, parts: Parts, shape: tuple[int, ...]) -> jax.Array:
+    """float32[shape] with these values in the chosen parts, and zeros elsewhere."""
+    zeros = jnp.zeros((parts.number, parts.width), jnp.float32)
+    rows = values.reshape(len(chosen), parts.width)
+    dense = zeros.at[chosen].set(rows, mode="drop", unique_indices=True)
+    return dense.ravel()[: parts.size].reshape(shape)

@@ -25,7 +25,7 @@ from jaxcomm._contract import (
 from jaxcomm._require import Range, checked
 from jaxcomm.compression._bits import require_countable
 from jaxcomm.compression._blockwise import blockwise
-from jaxcomm.compression._scaled import without_memory
+from jaxcomm.compression._scaled import bounds_at, combined_with, without_memory
 from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product
 
 
@@ -76,17 +76,6 @@ def _rotate_back(public: jax.Array, y: jax.Array, shape: tuple[int, ...]) -> jax
     return (hadamard(y) * _signs(public, y.size))[: math.prod(shape)].reshape(shape)
 
 
-def _inner_key(public: jax.Array) -> jax.Array:
-    """The public key for the inner codec, so that its draws do not repeat these signs."""
-    return jax.random.fold_in(public, 0x48D)
-
-
-def _at_padded_size(
-    bound: Callable[[int, int], float] | None,
-) -> Callable[[int, int], float] | None:
-    return None if bound is None else lambda size, workers: bound(_padded(size), workers)
-
-
 @checked
 def rotated(codec: Codec) -> Codec:
     r"""Rotates an array by a random orthogonal map before `codec`, and back after decoding.
@@ -134,14 +123,15 @@ def rotated(codec: Codec) -> Codec:
     """
 
     def inner_coins(coins: Coins) -> Coins:
-        return coins._replace(public=_inner_key(coins.public))
+        # So that the draws of the codec do not repeat these signs.
+        return coins._replace(public=jax.random.fold_in(coins.public, 0x48D))
 
     def inner_context(context: Context) -> Context:
         size = _padded(math.prod(context.shape))
         return context.replace(coins=inner_coins(context.coins), shape=(size,))
 
     def init(x: jax.Array) -> Memory:
-        return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated", "codec")
+        return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return codec.measure(inner_context(context), _rotate(context.coins.public, x))
@@ -161,23 +151,15 @@ def rotated(codec: Codec) -> Codec:
         target = _rotate_back(context.coins.public, diagnostics.target, context.shape)
         return diagnostics._replace(target=target)
 
-    combine = codec.combine
-    if callable(combine):
-        merge = combine
-        combine = lambda coins, *payloads: merge(inner_coins(coins), *payloads)  # noqa: E731
-
     return codec.replace(
         init=init,
         measure=measure,
         encode=encode,
         decode=decode,
-        combine=combine,
+        combine=combined_with(codec.combine, inner_coins),
         diagnose=diagnose,
         layout="concatenated",
-        claims=codec.claims._replace(
-            variance=_at_padded_size(codec.claims.variance),
-            contraction=_at_padded_size(codec.claims.contraction),
-        ),
+        claims=bounds_at(codec.claims, lambda size, workers: (_padded(size), workers)),
         drop_overflow=codec.drop_overflow and rotated(codec.drop_overflow),
     )
 
@@ -291,7 +273,7 @@ def cosine(codec: Codec, block_size: Annotated[int, Range(least=1, most=MOST)] =
 
     def init(x: jax.Array) -> Memory:
         _, size = within(Context.of(x)).shape
-        return without_memory(codec.init(jnp.zeros(size)), "cosine", "codec")
+        return without_memory(codec.init(jnp.zeros(size)), "cosine")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         inner = within(context)

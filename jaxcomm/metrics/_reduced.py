@@ -32,17 +32,11 @@ class Reduced:
 
 def _widened(value: Any) -> jax.Array:
     x = jnp.asarray(value)
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.int32)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(
-            f"`value` must be real numbers, got {x.dtype}: reduce real and imaginary parts "
-            "separately."
-        )
-    signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
-    return x if x.dtype.itemsize >= 4 else x.astype(jnp.int32 if signed else jnp.uint32)
+    if x.dtype.itemsize >= 4:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        return x.astype(jnp.uint32)
+    return x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32)
 
 
 def _reduced(value: PyTree, by: Operation) -> PyTree:
@@ -66,9 +60,6 @@ def sum(value: PyTree) -> PyTree:
 
     Returns:
       An entry of the aux that the loss returns with `has_aux=True`.
-
-    Raises:
-      ValueError: If `value` is not real.
 
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
@@ -98,9 +89,6 @@ def max(value: PyTree) -> PyTree:
     Returns:
       An entry of the aux that the loss returns with `has_aux=True`.
 
-    Raises:
-      ValueError: If `value` is not real.
-
     Example:
       >>> import jax.numpy as jnp, optax, jaxcomm
       >>> def loss(w, x):
@@ -127,9 +115,6 @@ def min(value: PyTree) -> PyTree:
       An entry of the aux that the loss returns with `has_aux=True`, as :func:`jaxcomm.metrics.max`
       with the opposite order. A worker that has no rows should return :math:`\infty`.
 
-    Raises:
-      ValueError: If `value` is not real.
-
     Example:
       >>> import jaxcomm
       >>> jaxcomm.metrics.min(2.5).by
@@ -155,10 +140,8 @@ def require_stated(aux: PyTree) -> None:
             continue
         name = getattr(path[-1], "key", "count") if path else "count"
         raise ValueError(
-            f"`aux{jax.tree_util.keystr(path)}` is {kind}, and its mean over "
-            f'workers would be no integer: return `{{"{name}": jaxcomm.metrics.sum({name})}}` for '
-            f"the total, `jaxcomm.metrics.max` or `min` for an extreme, or `jnp.float32({name})` "
-            "for the mean."
+            f"`aux{jax.tree_util.keystr(path)}` is {kind}: return `jaxcomm.metrics.sum({name})`, "
+            f"`max` or `min` of it, or `jnp.float32({name})` for its mean over workers."
         )
 
 

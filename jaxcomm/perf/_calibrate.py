@@ -172,11 +172,7 @@ def _links_of_axis(mesh: Mesh, axis: str, repeats: int) -> dict[str, Link]:
 
 
 def calibrate(
-    mesh: Mesh,
-    methods: Methods | None = None,
-    *,
-    axis_name: str = "data",
-    repeats: int = 5,
+    mesh: Mesh, methods: Methods | None = None, *, axis_name: str = "data", repeats: int = 5
 ) -> Calibration:
     """Measures what messages and codecs cost on a mesh.
 

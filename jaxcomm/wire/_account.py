@@ -18,6 +18,7 @@ from jaxcomm.wire._collective import (
     is_partitioned,
     messages_of,
 )
+from jaxcomm.wire._program import named_axes, table
 from jaxcomm.wire._walk import collectives_of
 
 
@@ -138,17 +139,10 @@ class Account:
           latency: The seconds per message; a ring all-reduce has 2 (n - 1) sequential messages.
 
         Raises:
-          ValueError: If `bytes_per_second` is not positive, `latency` is negative, or a loop of
-            unknown length sends.
+          ValueError: If a loop of unknown length sends.
         """
-        if not bytes_per_second > 0:
-            raise ValueError(f"`bytes_per_second` must be positive, got {bytes_per_second}.")
-        if not latency >= 0:
-            raise ValueError(f"`latency` must not be negative, got {latency}.")
         if self.unbounded:
-            raise ValueError(
-                "A loop of unknown length sends in each iteration, so the time is unknown."
-            )
+            raise ValueError("A loop of unknown length sends each time, so the time is unknown.")
 
         def cost(collectives: list[Collective]) -> float:
             return messages_of(collectives) * latency + bytes_of(collectives) / bytes_per_second
@@ -156,31 +150,25 @@ class Account:
         return cost(self.heaviest(cost))
 
     def __str__(self) -> str:
-        header = ("collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within")
-        rows = [header]
-        for c in self.collectives:
-            rows.append(
-                (
-                    c.primitive,
-                    ",".join(c.axes),
-                    str(c.workers),
-                    str(c.dtype),
-                    "x".join(map(str, c.shape)) or "scalar",
-                    f">={c.times}" if c.unbounded else str(c.times),
-                    f"{'<=' if c.automatic else ''}{c.bytes_per_worker:,.0f}",
-                    " / ".join(c.path) or "-",
-                )
+        rows = [("collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within")]
+        rows += [
+            (
+                c.primitive,
+                ",".join(c.axes),
+                str(c.workers),
+                str(c.dtype),
+                "x".join(map(str, c.shape)) or "scalar",
+                f">={c.times}" if c.unbounded else str(c.times),
+                f"{'<=' if c.automatic else ''}{c.bytes_per_worker:,.0f}",
+                " / ".join(c.path) or "-",
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
+            for c in self.collectives
         ]
         bound = "at least " if self.unbounded else "at most " if self.at_most else ""
         lightest = self.amortized_bytes_per_worker(0)
         lower = "" if lightest == self.bytes_per_worker else f"{lightest:,.0f} to "
-        lines.append(f"bytes sent per worker: {bound}{lower}{self.bytes_per_worker:,.0f}")
-        return "\n".join(lines)
+        total = f"bytes sent per worker: {bound}{lower}{self.bytes_per_worker:,.0f}"
+        return "\n".join([*table(rows), total])
 
     __repr__ = __str__
 
@@ -228,9 +216,9 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       around it; `bytes_per_worker`; and `messages`.
 
     Raises:
-      ValueError: If `fn` is no function, or contains a step of `jaxcomm.simulate`, which sends
-        nothing; or if XLA inserts collectives, because `fn` computes with sharded arrays outside
-        of `jax.shard_map`. Only a program that does so is compiled, to find out.
+      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing; or if XLA
+        inserts collectives, because `fn` computes with sharded arrays outside of `jax.shard_map`.
+        Only a program that does so is compiled, to find out.
 
     Warns:
       UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
@@ -258,11 +246,6 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
       >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
       0.043771
     """
-    if not callable(fn):
-        raise ValueError(
-            "`fn` must be a function, such as the step of `jaxcomm.make_step`, got "
-            f"a `{type(fn).__name__}`. For a transformation alone: `jaxcomm.perf.predict(tx, ...)`."
-        )
     run = getattr(fn, "on_mesh", fn)
     jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
     found = Account(collectives_of(jaxpr.jaxpr))
@@ -271,17 +254,13 @@ def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
     sharded = []
     for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
         spec = getattr(getattr(leaf, "sharding", None), "spec", ())
-        named = {
-            name for part in spec for name in ([part] if isinstance(part, str) else part or ())
-        }
-        if over := sorted(named & automatic):
+        if over := sorted(automatic.intersection(sum(named_axes(spec), ()))):
             sharded.append(f"at {jax.tree_util.keystr(path[1:])} is sharded over {over}")
     if sharded:
         others = f" (and {len(sharded) - 1} other arguments)" if len(sharded) > 1 else ""
         warnings.warn(
-            f"The argument {sharded[0]}{others}, and XLA may gather it before sending: the account "
-            "counts the whole array, an upper bound. `jaxcomm.shard_local(tx, specs)` sends each "
-            "shard separately.",
+            f"The argument {sharded[0]}{others}: the account counts the whole array, an upper "
+            "bound. `jaxcomm.shard_local(tx, specs)` sends each shard separately.",
             stacklevel=2,
         )
     return found
@@ -301,9 +280,7 @@ def _require_counted(run: Any, jaxpr: Any, found: Account, *given: Any) -> None:
         others = [each for each in others if not each.endswith("[]")]
     if others:
         raise ValueError(
-            "XLA partitions this program and inserts collectives that its trace does not have, so "
-            f"their bytes are not counted: {', '.join(others[:3])}"
-            f"{' and others' * (len(others) > 3)}. Account for a program that sends in "
-            "`jax.shard_map` only, such as the step of `jaxcomm.make_step`; or read "
-            "`jax.jit(fn).lower(...).compile().as_text()`."
+            "XLA partitions this program and inserts collectives that its trace does not have: "
+            f"{', '.join(others[:3])}{' and others' * (len(others) > 3)}. Account for a program "
+            "that sends in `jax.shard_map` only, such as the step of `jaxcomm.make_step`."
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxcomm.wire._program import inlined, is_literal
+from jaxcomm.wire._program import inlined, is_literal, manual_axes, named_axes
 
 # For ring schedules: bytes sent per worker over bytes of the operand, and sequential messages.
 _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
@@ -135,10 +135,9 @@ def _layout_of(sharding: Any) -> Any:
 
 
 def _named(spec: Any, sizes: Any, over: Any = None) -> Any:
-    dimensions = [(part,) if isinstance(part, str) else part or () for part in spec]
     kept = [
         tuple(axis for axis in axes if sizes[axis] > 1 and (over is None or axis in over))
-        for axes in dimensions
+        for axes in named_axes(spec)
     ]
     while kept and not kept[-1]:
         kept.pop()
@@ -174,7 +173,7 @@ def _walk(jaxpr: Any, consts: Sequence[Any], layouts: Sequence[Any]) -> list[Any
         outs: list[Any] | None
         if name == "shard_map":
             sizes = params["mesh"].shape
-            manual = next(axes for key, axes in params.items() if key.endswith("manual_axes"))
+            manual = manual_axes(params)
             given = [_named(spec, sizes) for spec in params["in_specs"]]
             own = [
                 x if x in (None, _UNKNOWN) else _named(x, dict.fromkeys(sum(x, ()), 2), manual)

@@ -3,7 +3,8 @@
 import re
 from typing import Any, NamedTuple
 
-from jaxcomm.wire._scheduled_program import Cost, Instruction, Program, bytes_of
+from jaxcomm.wire._program import table
+from jaxcomm.wire._scheduled_program import Instruction, Program, bytes_of
 
 _KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
@@ -70,14 +71,8 @@ class OverlapReport:
             )
             for each in self.overlaps
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join(
-            [*lines, f"share of the remaining backward pass, by bytes: {self.share:.0%}"]
-        )
+        total = f"share of the remaining backward pass, by bytes: {self.share:.0%}"
+        return "\n".join([*table(rows), total])
 
     __repr__ = __str__
 
@@ -122,7 +117,7 @@ def overlap_report(
       how often it runs at most; and its `share`.
 
     Raises:
-      ValueError: If `compiled` is not a compiled program, or a rate is not positive.
+      ValueError: If `compiled` is not a compiled program.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -131,17 +126,13 @@ def overlap_report(
       >>> print(wire.overlap_report(compiled).share)
       0.0
     """
-    for name, rate in (
-        ("flops_per_second", flops_per_second),
-        ("bytes_per_second", bytes_per_second),
-    ):
-        if not (isinstance(rate, int | float) and rate > 0):
-            raise ValueError(f"`{name}` must be positive, got {rate!r}.")
     as_text = getattr(compiled, "as_text", lambda: "")
     program = Program(compiled if isinstance(compiled, str) else as_text())
 
     def seconds(each: Instruction) -> float:
-        cost: Cost = program.cost(each) if each.is_backward and not _kind_of(each) else Cost(0, 0)
+        if not each.is_backward or _kind_of(each):
+            return 0.0
+        cost = program.cost(each)
         return max(cost.flops / flops_per_second, cost.bytes / bytes_per_second)
 
     found: list[Overlap] = []
@@ -151,23 +142,13 @@ def overlap_report(
             if not (kind := _kind_of(each)):
                 continue
             starts = each.opcode.endswith("-start")
-            done = next(
-                (
-                    number
-                    for number, other in enumerate(instructions)
-                    if starts and each.name in other.operands and other.opcode.endswith("-done")
-                ),
-                position,
-            )
-            result = instructions[done]
-            found.append(
-                Overlap(
-                    kind,
-                    bytes_of(result.type),
-                    starts,
-                    sum(costs[position + 1 : done]),
-                    sum(costs[position + 1 :]),
-                    times,
-                )
-            )
+            ends = [
+                number
+                for number, other in enumerate(instructions)
+                if starts and each.name in other.operands and other.opcode.endswith("-done")
+            ]
+            done = ends[0] if ends else position
+            during, remaining = sum(costs[position + 1 : done]), sum(costs[position + 1 :])
+            size = bytes_of(instructions[done].type)
+            found.append(Overlap(kind, size, starts, during, remaining, times))
     return OverlapReport(tuple(found))

@@ -1,6 +1,6 @@
 """Reads a jaxpr as a compiler does, without dead code."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # Calls whose operands and results are, in order, those of the jaxpr inside.
@@ -85,6 +85,25 @@ def _scanned(
 def observable(eqn: Any) -> bool:
     """Whether an equation has side effects; the named axes of collectives are not side effects."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def named_axes(spec: Any) -> list[tuple[str, ...]]:
+    """The axes of each dimension of a `PartitionSpec`."""
+    return [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
+
+
+def manual_axes(params: Any) -> Any:
+    """The axes over which a `shard_map` maps; the parameter is `manual_axes` in JAX 0.10."""
+    return next(axes for key, axes in params.items() if key.endswith("manual_axes"))
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table of left-aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def is_literal(atom: Any) -> bool:

@@ -1,6 +1,7 @@
 """Reads the text of a compiled program: its instructions in the order in which they run."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -30,12 +31,6 @@ class Cost(NamedTuple):
 
     flops: float
     bytes: float
-
-    def __add__(self, other: object) -> "Cost":
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[call-overload]
-
-    def __mul__(self, times: object) -> "Cost":
-        return Cost(*(a * times for a in self))  # type: ignore[operator]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +98,12 @@ class Program:
                     Instruction(name, type_, opcode, rest, operands, current)
                 )
         if not self.entry:
-            raise ValueError(
-                "This is not the text of a compiled program: pass `jax.jit(step).lower(...)."
-                "compile()`, or its `as_text()`."
-            )
+            raise ValueError("Pass the compiled program, `jax.jit(step).lower(...).compile()`.")
         self._types = {
             (each.computation, each.name): each.type
             for instructions in self.computations.values()
             for each in instructions
         }
-        self._costs: dict[str, float] = {}
 
     def _operand_type(self, each: Instruction, number: int) -> str:
         if number >= len(each.operands):
@@ -153,13 +144,10 @@ class Program:
             if found.opcode == "parameter" and each.opcode == "fusion"
         } or {name: number for number, name in enumerate(each.operands)}
         for found in inner:
-            slices, updates = (
-                found.opcode == "dynamic-slice",
-                found.opcode == "dynamic-update-slice",
-            )
-            if not (slices or updates) or not found.operands:
+            updates = found.opcode == "dynamic-update-slice"
+            if not (updates or found.opcode == "dynamic-slice") or not found.operands:
                 continue
-            part = bytes_of(found.type if slices else self._operand_type(found, 1))
+            part = bytes_of(self._operand_type(found, 1) if updates else found.type)
             if updates:
                 written = min(written, written - bytes_of(found.type) + part)
             if (number := names.get(found.operands[0])) is not None and number < len(sizes):
@@ -167,23 +155,17 @@ class Program:
         return written + sum(sizes)
 
     def _flops(self, computation: str) -> float:
-        if computation not in self._costs:
-            self._costs[computation] = 0.0
-            self._costs[computation] = sum(
-                self.cost(each).flops for each in self.computations.get(computation, ())
-            )
-        return self._costs[computation]
+        return sum(self.cost(each).flops for each in self.computations.get(computation, ()))
 
     def cost(self, each: Instruction) -> Cost:
         """The operations of products, and the bytes read and written; loops count all trips."""
         if each.opcode in _FREE:
             return Cost(0, 0)
         if each.opcode == "while":
-            whole = Cost(0, 0)
-            for name in each.called:
-                for inner in self.computations.get(name, ()):
-                    whole += self.cost(inner)
-            return whole * self.trips(each)
+            inside = [self.computations.get(name, []) for name in each.called]
+            costs = [self.cost(inner) for inner in itertools.chain(*inside)]
+            trips = self.trips(each)
+            return Cost(trips * sum(c.flops for c in costs), trips * sum(c.bytes for c in costs))
         moved = self._moved(each)
         if each.opcode in ("dot", "convolution") or "$matmul" in each.rest or "$gemm" in each.rest:
             return Cost(self._product_flops(each), moved)

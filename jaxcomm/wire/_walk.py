@@ -9,7 +9,16 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jaxcomm.wire._collective import Branches, Collective, Node
-from jaxcomm.wire._program import bodies, branches, inlined, is_literal, live, observable
+from jaxcomm.wire._program import (
+    bodies,
+    branches,
+    inlined,
+    is_literal,
+    live,
+    manual_axes,
+    named_axes,
+    observable,
+)
 
 COLLECTIVES = {
     "psum": "all_reduce",
@@ -86,7 +95,7 @@ def _shard_shape(aval: Any) -> tuple[int, ...]:
     sharding = aval.sharding
     if not isinstance(sharding, NamedSharding):
         return tuple(aval.shape)
-    named = [(part,) if isinstance(part, str) else part or () for part in sharding.spec]
+    named = named_axes(sharding.spec)
     parts = [math.prod(sharding.mesh.shape[axis] for axis in axes) for axes in named]
     return tuple(
         size // part for size, part in itertools.zip_longest(aval.shape, parts, fillvalue=1)
@@ -127,9 +136,7 @@ def _inside(eqn: Any, place: _Place) -> _Place:
     name, params = eqn.primitive.name, eqn.params
     if name == "shard_map":
         mesh = params["mesh"]
-        # The name is `manual_axes` in JAX 0.10.
-        newly = next(axes for key, axes in params.items() if key.endswith("manual_axes"))
-        manual = place.manual | newly
+        manual = place.manual | manual_axes(params)
         automatic = tuple(
             axis
             for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -173,8 +180,8 @@ def _walk(
             signature = object()
         if params.get("name") == SIMULATED:
             raise ValueError(
-                "The program contains a step of `jaxcomm.simulate`, which sends nothing. Account "
-                "for the step itself: `jaxcomm.wire.account(step, params, opt_state, batch)`."
+                "The program contains a step of `jaxcomm.simulate`, which sends nothing: account "
+                "for the step itself, `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
         kind = COLLECTIVES.get(name)
         axes = _axes_of(params) if kind else ()

@@ -185,14 +185,11 @@ def test_in_two_stages_and_nested() -> None:
 @pytest.mark.parametrize(
     "codecs, message",
     [
-        ((), "at least 2 codecs, got 0"),
-        ((top_k(k=1),), "at least 2 codecs, got 1"),
-        ((top_k(k=1), 3), r"`codecs\[1\]` must be a codec"),
-        ((dither(), top_k(k=1)), "codec 1 of 2 does not"),
-        ((top_k(k=2), wangni(k=1), dither()), "codec 2 of 3 does not"),
-        ((chain(top_k(k=2), dither()), dither()), "codec 1 of 2 does not"),
-        ((error_feedback(top_k(k=2)), dither()), "codec 1 of 2 does not"),
-        ((top_k(k=2, value_dtype="bfloat16"), dither()), "Codec 1 of 2 .*`value_dtype`=bfloat16"),
+        ((dither(), top_k(k=1)), "Codec 1 of 2 .* must select"),
+        ((top_k(k=2), wangni(k=1), dither()), "Codec 2 of 3"),
+        ((chain(top_k(k=2), dither()), dither()), "Codec 1 of 2"),
+        ((error_feedback(top_k(k=2)), dither()), "Codec 1 of 2"),
+        ((top_k(k=2, value_dtype="bfloat16"), dither()), "Codec 1 of 2 .* in float32"),
     ],
 )
 def test_what_is_no_chain(codecs: tuple, message: str) -> None:
@@ -214,5 +211,5 @@ def test_memory_goes_outside() -> None:
 def test_statistics_of_several_buckets() -> None:
     codec, x = chain(random_k(k=4), dither()), jnp.zeros(8)
     context = Context(Coins(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
-    with pytest.raises(ValueError, match=r"several buckets.* all 24 .*`scope`='bucket'"):
+    with pytest.raises(ValueError, match="among buckets: use `scope`='bucket'"):
         codec.measure(context, x)

@@ -180,7 +180,3 @@ def test_mistakes() -> None:
             compressed_memory(shared, dither(bits=8)).init(jnp.zeros(3))
     with pytest.raises(ValueError, match="`storage` must be a codec"):
         compressed_memory(error_feedback(top_k(k=1)), dither)
-    with pytest.raises(ValueError, match="this one keeps none"):
-        compressed_memory(top_k(k=1), dither()).init(jnp.zeros(3))
-    with pytest.raises(ValueError, match="must be a codec without memory"):
-        compressed_memory(error_feedback(top_k(k=1)), diana(dither())).init(jnp.zeros(3))

@@ -159,7 +159,7 @@ def test_bounds_are_those_at_the_power_of_two() -> None:
 
 
 def test_feedback_goes_outside() -> None:
-    with pytest.raises(ValueError, match=r"`error_feedback\(rotated\(codec\)\)`"):
+    with pytest.raises(ValueError, match=r"`error_feedback\(rotated\(...\)\)`"):
         rotated(error_feedback(top_k(k=1))).init(jnp.ones(3))
     codec, x = error_feedback(rotated(top_k(k=2))), jnp.linspace(-1, 2, 11)
     memory, sent = codec.init(x), 0.0

@@ -7,8 +7,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm import Codec, Context
+from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.quantizers._dither import DitherPayload
 from jaxcomm.testing import AGGREGATOR_LAWS
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
@@ -35,7 +35,7 @@ def _truncating() -> Codec:
     def encode(context: Context, x: jax.Array) -> object:
         levels, norm = 127 // context.workers, context.statistics.max_abs
         codes = x / jnp.where(norm > 0, norm, 1) * levels
-        return DitherPayload(codes.astype(jnp.int8)), context.memory
+        return CodesPayload(codes.astype(jnp.int8)), context.memory
 
     return dither(bits=8).replace(encode=encode)
 

@@ -196,16 +196,9 @@ def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
         seen(tx, **options)
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        (dither(), "must be an optax transformation, got a `Codec`"),
-        (3, "`fn` must be a function.* got a `int`"),
-    ],
-)
-def test_what_is_no_program_is_named(program: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        seen(program)
+def test_a_codec_is_no_program() -> None:
+    with pytest.raises(ValueError, match="must be an optax transformation, got a `Codec`"):
+        seen(dither())
 
 
 def test_parameters_are_required() -> None:

@@ -205,7 +205,7 @@ def test_an_integer_states_how_it_is_reduced(kind: str, count: Any) -> None:
             kind, loss=lambda w, x: (jnp.mean(x @ w), {"n": count}), gradients=gradients
         )
         batch = X if gradients is None else (X[:, None], np.ones(N, np.int32))
-        with pytest.raises(ValueError, match=r"`aux\['n'\]` is u?int.*`{\"n\": jaxcomm.metrics.s"):
+        with pytest.raises(ValueError, match=r"`aux\['n'\]` is u?int.*`jaxcomm.metrics.sum\(n\)"):
             step(W, state, batch)
 
 
@@ -224,8 +224,3 @@ def test_a_sum_of_examples_of_different_workers() -> None:
         ValueError, match=r"`aux\['n'\]` has .* one value per .* return its sum, or"
     ):
         step(W, state, X)
-
-
-def test_a_metric_that_is_not_real() -> None:
-    with pytest.raises(ValueError, match="`value` must be real numbers, got complex64"):
-        jaxcomm.metrics.sum(jnp.complex64(1))

@@ -96,7 +96,7 @@ def test_unbounded_loops_are_flagged() -> None:
     account = sent(unbounded)
     assert account.unbounded and account.collectives[0].unbounded
     assert "at least" in str(account) and ">=1" in str(account)
-    with pytest.raises(ValueError, match="A loop of unknown length sends in each iteration"):
+    with pytest.raises(ValueError, match="A loop of unknown length sends each time"):
         account.seconds(1e9)
 
 
@@ -147,14 +147,6 @@ def test_nothing_to_report() -> None:
     account = wire.account(lambda x: x + 1, jnp.zeros(3))
     assert account.collectives == () and account.bytes_per_worker == 0
     assert "bytes sent per worker: 0" in str(account)
-
-
-@pytest.mark.parametrize(
-    ("bandwidth", "latency"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (float("nan"), 0.0)]
-)
-def test_impossible_links(bandwidth: float, latency: float) -> None:
-    with pytest.raises(ValueError, match=r"`(bytes_per_second|latency)` must"):
-        sent(lambda x: lax.psum(x, "data")).seconds(bandwidth, latency)
 
 
 def test_a_link_says_what_compression_saves() -> None:
@@ -311,14 +303,9 @@ def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> N
     x, state, rows = jnp.zeros(100), jaxcomm.init(tx, jnp.zeros(100), N), jnp.ones((N, 100))
     assert wire.account(step, x, state, rows).bytes_per_worker > 0
     with pytest.raises(
-        ValueError, match=r"contains a step of `jaxcomm\.simulate`.*Account for the step"
+        ValueError, match=r"contains a step of `jaxcomm\.simulate`.*account for the step"
     ):
         wire.account(jax.jit(lambda *args: step(*args)), x, state, rows)
-
-
-def test_a_transformation_is_no_function() -> None:
-    with pytest.raises(ValueError, match=r"`fn` must be a function, .* got a `Aggregator`.*perf"):
-        wire.account(jaxcomm.mean(), jnp.ones(3))  # type: ignore[arg-type]
 
 
 def _mesh(kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:

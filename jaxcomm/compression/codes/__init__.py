@@ -5,9 +5,4 @@ from jaxcomm.compression.codes._golomb_rice import golomb_rice
 from jaxcomm.compression.codes._rans import rans
 from jaxcomm.compression.codes._rows import measured_room
 
-__all__ = [
-    "elias",
-    "golomb_rice",
-    "measured_room",
-    "rans",
-]
+__all__ = ["elias", "golomb_rice", "measured_room", "rans"]

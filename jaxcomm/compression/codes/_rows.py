@@ -215,22 +215,6 @@ def read(
     return lax.scan(next_integers, varying, None, length=n)[1]
 
 
-def _integers_of(codec: Codec, codes: Mapping[str, RowCode], name: str) -> Integers:
-    found: Integers | None = codec.fast.integers
-    if found is None:
-        raise ValueError(
-            f"`{name}` needs a codec that states its integers: `dither`, `min_max_dither`, "
-            "`ternary`, `blockwise` of these, `top_k` without blocks and samples, or `stc`. Put "
-            f"feedback outside: `error_feedback({name}(codec))`."
-        )
-    if found.kind not in codes:
-        raise ValueError(
-            f"`{name}` sends levels, but this codec sends {found.kind}, which hardly repeat. Use "
-            "`golomb_rice`."
-        )
-    return found
-
-
 def variable_length(
     codec: Codec,
     codes: Mapping[str, RowCode],
@@ -248,15 +232,19 @@ def variable_length(
       room: Bits per integer.
       overflow: What happens if a unit does not fit.
     """
-    integers = _integers_of(codec, codes, name)
+    integers: Integers | None = codec.fast.integers
+    if integers is None or integers.kind not in codes:
+        raise ValueError(
+            f"`{name}` needs a codec of {' or '.join(codes)}, such as `dither` or `blockwise` of "
+            f"it. Put feedback outside: `error_feedback({name}(codec))`."
+        )
     code, are_indices = codes[integers.kind], integers.kind == "indices"
 
     def likely_of(size: int) -> Any:
         likely = integers.likely(size)
         if likely is None:
             raise ValueError(
-                f"`{name}` needs `room`, the bits per integer, since the codec states no likely "
-                f"integers for a unit of {size} coordinates: `measured_room` returns it."
+                f"`{name}` needs `room` for a unit of {size} coordinates, from `measured_room`."
             )
         return likely
 
@@ -266,8 +254,7 @@ def variable_length(
         count, levels = _bits.require_countable(alphabet.number), alphabet.high - alphabet.low + 1
         if levels > code.levels and not are_indices:
             raise ValueError(
-                f"`{name}` has words for at most {code.levels} levels, but the codec has {levels}. "
-                "Use fewer levels."
+                f"`{name}` has words for at most {code.levels} levels, but the codec has {levels}."
             )
         rows = -(-count // code.most)
         length = -(-count // max(rows, 1))
@@ -407,7 +394,7 @@ def variable_length(
 
     has_bound = contraction_of(codec, 1, 1) is not None
     claims_of_window = Claims(contraction=bound if has_bound else None)
-    return _overflow.choose_form(overflow, drop_overflow=form(True), strict=form(False))
+    return _overflow.choose_form(overflow, form(True), form(False))
 
 
 def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
@@ -430,7 +417,7 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
       of some percent avoids overflows.
 
     Raises:
-      ValueError: If `codec` is not a variable-length code, or there are no updates.
+      ValueError: If `updates` has one axis.
 
     Example:
       >>> import jax
@@ -441,16 +428,9 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
       True
     """
     bits_of = codec.fast.bits
-    if bits_of is None:
-        raise ValueError(
-            "`measured_room` needs a codec of `jaxcomm.compression.codes` itself, such as "
-            "`elias(dither(levels=7))`, without feedback."
-        )
-    if updates.ndim < 2 or not updates.size:
-        raise ValueError(
-            f"`updates` must be [samples, ...] with at least one coordinate, got the shape "
-            f"{updates.shape}."
-        )
+    assert bits_of is not None
+    if updates.ndim < 2:
+        raise ValueError(f"`updates` must be [samples, ...], got the shape {updates.shape}.")
 
     @jax.jit
     def length(key: jax.Array, x: jax.Array) -> jax.Array:

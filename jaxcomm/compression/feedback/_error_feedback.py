@@ -11,14 +11,6 @@ from jaxcomm.compression._scaled import require_contraction, require_unbiased
 from jaxcomm.compression.feedback._loop import feedback_loop
 
 
-def require_residual_dtype(dtype: Any) -> jnp.dtype:
-    """The dtype, if a residual may be kept in it."""
-    kept = jnp.dtype(dtype)
-    if kept not in (jnp.bfloat16, jnp.float32, jnp.float64):
-        raise ValueError(f"`residual_dtype` must be float32, bfloat16 or float64, got {kept}.")
-    return kept
-
-
 def _is_one(option: Any) -> bool:
     return not isinstance(option, jax.core.Tracer) and option == 1
 
@@ -78,14 +70,16 @@ def error_feedback(
     Differs from the papers: the learning rate is applied afterwards, so a residual is scaled by the
     learning rate of the step that sends it.
     """
-    kept = require_residual_dtype(residual_dtype)
+    kept = jnp.dtype(residual_dtype)
+    if kept not in (jnp.bfloat16, jnp.float32, jnp.float64):
+        raise ValueError(f"`residual_dtype` must be float32, bfloat16 or float64, got {kept}.")
 
     def corrected(residual: jax.Array, x: jax.Array) -> jax.Array:
         return x + jnp.asarray(decay, x.dtype) * residual.astype(x.dtype)
 
     def updated(residual: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
         error = corrected(residual, x) - sent
-        if isinstance(averaging, jax.core.Tracer) or averaging != 1:
+        if not _is_one(averaging):
             before, share = residual.astype(x.dtype), jnp.asarray(averaging, x.dtype)
             error = before + share * (error - before)
         return error.astype(kept)
@@ -160,10 +154,8 @@ def ecq(
         growth = alpha**2 * noise + (decay - alpha) ** 2
         if growth >= 1:
             raise ValueError(
-                f"`ecq` needs alpha^2 omega + (decay - alpha)^2 below 1: otherwise errors grow "
-                f"without bound. With `alpha`={alpha}, `decay`={decay} and omega={noise:.3g} for "
-                f"{size} coordinates of {workers} workers it is {growth:.3g}. Use a smaller "
-                "`alpha`, more levels, or smaller blocks."
+                f"`ecq` needs alpha^2 omega + (decay - alpha)^2 below 1, but it is {growth:.3g} "
+                f"for omega={noise:.3g}, {size} coordinates of {workers} workers: use more levels."
             )
 
     def corrected(error: jax.Array, x: jax.Array) -> jax.Array:

@@ -10,15 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import (
-    Claims,
-    Codec,
-    Context,
-    Diagnostics,
-    Entries,
-    Memory,
-    PyTree,
-)
+from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Entries, Memory, PyTree
 from jaxcomm._require import checked
 
 
@@ -44,10 +36,7 @@ def _as_sent(words: jax.Array) -> jax.Array:
 
 
 def _keep_at(
-    updated: Callable[[Any, jax.Array, jax.Array], Any],
-    before: Any,
-    x: jax.Array,
-    sent: Entries,
+    updated: Callable[[Any, jax.Array, jax.Array], Any], before: Any, x: jax.Array, sent: Entries
 ) -> Any:
     """Applies an elementwise `updated` to a `sent` that is zero except at the entries."""
     indices, values = sent
@@ -118,82 +107,75 @@ def feedback_loop(
       >>> print(memory.own.kept)
       [0. 1.]
     """
-    if compensates:
-        codec = codec.drop_overflow or codec
 
-    def init(x: jax.Array) -> Memory:
-        memory = codec.init(x)
-        return memory._replace(own=FeedbackMemory(initial(x), memory.own))
+    def looped(codec: Codec) -> Codec:
+        def init(x: jax.Array) -> Memory:
+            memory = codec.init(x)
+            return memory._replace(own=FeedbackMemory(initial(x), memory.own))
 
-    def by_terms(
-        function: Callable[[Context, jax.Array], PyTree], context: Context, s: Any, x: jax.Array
-    ) -> PyTree:
-        """`function(context, x + coefficient * s)` of a linear function."""
-        of_x, of_s = function(context, x), function(context, s.astype(x.dtype))
-        return jax.tree.map(lambda a, b: a + jnp.asarray(coefficient, b.dtype) * b, of_x, of_s)
+        def by_terms(
+            function: Callable[[Context, jax.Array], PyTree], context: Context, s: Any, x: jax.Array
+        ) -> PyTree:
+            """`function(context, x + coefficient * s)` of a linear function."""
+            of_x, of_s = function(context, x), function(context, s.astype(x.dtype))
+            return jax.tree.map(lambda a, b: a + jnp.asarray(coefficient, b.dtype) * b, of_x, of_s)
 
-    def measure(context: Context, x: jax.Array) -> PyTree:
-        s, inner = context.memory.own.kept, _inner_context(context)
-        if coefficient is not None and "measure" in codec.fast.linear:
-            return by_terms(codec.measure, inner, s, x)
-        return codec.measure(inner, corrected(s, x))
+        def measure(context: Context, x: jax.Array) -> PyTree:
+            s, inner = context.memory.own.kept, _inner_context(context)
+            if coefficient is not None and "measure" in codec.fast.linear:
+                return by_terms(codec.measure, inner, s, x)
+            return codec.measure(inner, corrected(s, x))
 
-    def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        require(context.size, context.workers)
-        before, inner = context.memory.own.kept, _inner_context(context)
-        with_residual = codec.fast.with_residual if is_residual and x.dtype == jnp.float32 else None
-        if with_residual is not None and before.dtype in (jnp.float32, jnp.bfloat16):
-            payload, after, kept = with_residual(inner, x, before, 1.0)
-            return payload, after._replace(own=FeedbackMemory(kept, after.own))
-        is_by_terms = coefficient is not None and "encode" in codec.fast.linear
-        if is_by_terms:
-            payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
-            after = inner.memory
-        else:
-            payload, after = codec.encode(inner, corrected(before, x))
-        received = context.received(), jax.tree.map(_as_sent, payload)
-        entries = codec.fast.entries if elementwise else None
-        if entries is None:
-            # Computes the corrected input again. Otherwise it occupies memory until the collective
-            # finite check completes.
-            before, x = lax.optimization_barrier((before, x))
-            kept = updated(before, x, codec.decode(*received).astype(x.dtype))
+        def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
+            require(context.size, context.workers)
+            before, inner = context.memory.own.kept, _inner_context(context)
+            with_residual = is_residual and x.dtype == jnp.float32 and codec.fast.with_residual
+            if with_residual and before.dtype in (jnp.float32, jnp.bfloat16):
+                payload, after, kept = with_residual(inner, x, before, 1.0)
+                return payload, after._replace(own=FeedbackMemory(kept, after.own))
+            is_by_terms = coefficient is not None and "encode" in codec.fast.linear
             if is_by_terms:
-                # The payload can be finite even if the sum of the terms overflows.
-                kept = jnp.where(kept - kept == 0, kept, before)
-        else:
-            kept = _keep_at(updated, before, x, entries(*received))
-        return payload, after._replace(own=FeedbackMemory(kept, after.own))
+                payload = by_terms(lambda *args: codec.encode(*args)[0], inner, before, x)
+                after = inner.memory
+            else:
+                payload, after = codec.encode(inner, corrected(before, x))
+            received = context.received(), jax.tree.map(_as_sent, payload)
+            entries = codec.fast.entries if elementwise else None
+            if entries is None:
+                # Computes the corrected input again. Otherwise it occupies memory until the
+                # collective finite check completes.
+                before, x = lax.optimization_barrier((before, x))
+                kept = updated(before, x, codec.decode(*received).astype(x.dtype))
+                if is_by_terms:
+                    # The payload can be finite even if the sum of the terms overflows.
+                    kept = jnp.where(kept - kept == 0, kept, before)
+            else:
+                kept = _keep_at(updated, before, x, entries(*received))
+            return payload, after._replace(own=FeedbackMemory(kept, after.own))
 
-    def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        update, after = codec.finalize(_inner_context(context), payload, mean)
-        kept = context.memory.own.kept
-        return update, after._replace(own=FeedbackMemory(kept, after.own))
+        def finalize(
+            context: Context, payload: PyTree, mean: jax.Array
+        ) -> tuple[jax.Array, Memory]:
+            update, after = codec.finalize(_inner_context(context), payload, mean)
+            kept = context.memory.own.kept
+            return update, after._replace(own=FeedbackMemory(kept, after.own))
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        y = corrected(context.memory.own.kept, x)
-        return codec.diagnose(_inner_context(context), y, _inner_memory(after))
+        def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+            y = corrected(context.memory.own.kept, x)
+            return codec.diagnose(_inner_context(context), y, _inner_memory(after))
 
-    return codec.replace(
-        init=init,
-        measure=measure,
-        encode=encode,
-        finalize=finalize,
-        diagnose=diagnose,
-        claims=Claims(),
-        drop_overflow=codec.drop_overflow
-        and feedback_loop(
-            codec.drop_overflow,
-            initial=initial,
-            corrected=corrected,
-            updated=updated,
-            require=require,
-            elementwise=elementwise,
-            coefficient=coefficient,
-            is_residual=is_residual,
-        ),
-        # The same payload; decoding is that of the codec.
-        fast=codec.fast._replace(
-            linear=(), with_residual=None, selection=None, integers=None, bits=None
-        ),
-    )
+        return codec.replace(
+            init=init,
+            measure=measure,
+            encode=encode,
+            finalize=finalize,
+            diagnose=diagnose,
+            claims=Claims(),
+            drop_overflow=codec.drop_overflow and looped(codec.drop_overflow),
+            # The same payload; decoding is that of the codec.
+            fast=codec.fast._replace(
+                linear=(), with_residual=None, selection=None, integers=None, bits=None
+            ),
+        )
+
+    return looped((codec.drop_overflow if compensates else None) or codec)

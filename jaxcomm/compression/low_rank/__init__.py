@@ -3,8 +3,4 @@
 from jaxcomm.compression.low_rank._power_iteration import power_iteration, projection
 from jaxcomm.compression.low_rank._spectral_sampling import spectral_sampling
 
-__all__ = [
-    "power_iteration",
-    "projection",
-    "spectral_sampling",
-]
+__all__ = ["power_iteration", "projection", "spectral_sampling"]

@@ -8,14 +8,10 @@ from jax import lax
 
 from jaxcomm._contract import Claims, Codec, Coins, Context, Fast, Memory, PyTree
 from jaxcomm._require import Natural, Positive, checked, combine_of
+from jaxcomm.compression._bits import ValuesPayload
 from jaxcomm.compression._means import over_peak
 from jaxcomm.compression._scaled import contraction_of
-from jaxcomm.compression.low_rank._matrices import (
-    as_matrix,
-    matrix_shape,
-    multiplied,
-    product,
-)
+from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, multiplied, product
 
 
 class LeftFactor(NamedTuple):
@@ -24,10 +20,23 @@ class LeftFactor(NamedTuple):
     values: Any  # float32[rows, rank], M Q; float32[0] if the unit is sent exactly
 
 
-class RightFactor(NamedTuple):
-    """The payload of one unit."""
+def _basis(known: jax.Array, drawn: int, public: jax.Array) -> jax.Array:
+    """An orthonormal basis of the columns of a factor and of as many random ones."""
+    random = jax.random.normal(public, (len(known), drawn), jnp.float32)
+    return jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0]
 
-    values: jax.Array  # float32[columns, rank + drawn], M^T B; or the unit itself
+
+def _rows(basis: jax.Array, x: jax.Array) -> jax.Array:
+    """`basis.T @ x`."""
+    # On CPUs, `x.T @ basis` takes several times as long: the barriers keep XLA from it.
+    rows = product(lax.optimization_barrier(basis.T), as_matrix(x))
+    return lax.optimization_barrier(rows)
+
+
+def _following(new: jax.Array, before: jax.Array) -> jax.Array:
+    """The columns of a factor, each over its largest magnitude; one of zeros would stay zero."""
+    largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
+    return jnp.where(largest > 0, over_peak(new, largest), before)
 
 
 @checked
@@ -122,35 +131,27 @@ def power_iteration(
         return LeftFactor(product(as_matrix(x), context.memory.shared[:, :kept]))
 
     def basis(context: Context) -> jax.Array:
-        left = context.statistics.values
-        random = jax.random.normal(context.coins.public, (len(left), drawn), jnp.float32)
-        return jnp.linalg.qr(jnp.concatenate([left, random], axis=1))[0]
+        return _basis(context.statistics.values, drawn, context.coins.public)
 
-    def encode(context: Context, x: jax.Array) -> tuple[RightFactor, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         if not kept_rank(context.shape):
-            return RightFactor(x), context.memory
-        # On CPUs, `x.T @ basis` takes several times as long. The barriers keep XLA from returning
-        # to it.
-        rows = product(lax.optimization_barrier(basis(context).T), as_matrix(x))
-        return RightFactor(lax.optimization_barrier(rows).T), context.memory
+            return ValuesPayload(x), context.memory
+        return ValuesPayload(_rows(basis(context), x).T), context.memory
 
-    def factors(context: Context, payload: RightFactor) -> tuple[jax.Array, jax.Array] | None:
+    def factors(context: Context, payload: ValuesPayload) -> tuple[jax.Array, jax.Array] | None:
         if not kept_rank(context.shape):
             return None
         return basis(context), payload.values / context.count
 
     def finalize(
-        context: Context, payload: RightFactor | None, mean: jax.Array
+        context: Context, payload: ValuesPayload | None, mean: jax.Array
     ) -> tuple[jax.Array, Memory]:
         kept = kept_rank(context.shape)
         if payload is None or not kept:
             return mean, context.memory
         right = payload.values[:, :kept]  # The columns of P come first.
-        largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
-        # A column of zeros would stay zero.
         before, others = jnp.split(context.memory.shared, [kept], axis=1)
-        following = jnp.where(largest > 0, over_peak(right, largest), before)
-        shared = jnp.concatenate([following, others], axis=1)
+        shared = jnp.concatenate([_following(right, before), others], axis=1)
         return mean, context.memory._replace(shared=shared)
 
     return Codec(
@@ -184,43 +185,12 @@ class Factors(NamedTuple):
     right: Any  # float32[columns, rank]
 
 
-class Projected(NamedTuple):
-    """The payload of one unit, if it is sent exactly or there is no factor codec."""
-
-    values: jax.Array  # float32[rank + drawn, rows or columns], a factor; or the unit itself
-
-
 _EXACT = Codec(
-    encode=lambda context, x: (Projected(x), context.memory),
+    encode=lambda context, x: (ValuesPayload(x), context.memory),
     decode=lambda context, payload: payload.values / context.count,
     combine="sum",
     fast=Fast(linear=("encode",), exposes_nonfinite=("encode",)),
 )
-
-
-def _of_encode(functions: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in functions if name == "encode")
-
-
-def _require_factor_codec(codec: Codec) -> None:
-    """Raises unless the payloads of factors can be summed, without memory or a capacity."""
-    if codec.combine != "sum":
-        raise ValueError(
-            "`factor_codec` must be a codec whose payloads can be summed (`combine='sum'`), such "
-            f"as `dither(bits=16)`, got {combine_of(codec)}."
-        )
-    _require_no_memory(codec, (1, 1))
-
-
-def _require_no_memory(codec: Codec, shape: tuple[int, ...]) -> None:
-    """Raises if the codec has memory for a factor of this shape, or a capacity."""
-    memory = jax.eval_shape(codec.init, jax.ShapeDtypeStruct(shape, jnp.float32))
-    if jax.tree.leaves(memory) or codec.drop_overflow is not None:
-        raise ValueError(
-            "`factor_codec` must be a codec without memory and without a capacity: the two sides "
-            "have factors of different shapes. Put the feedback outside: "
-            "`error_feedback(projection(..., factor_codec=codec))`."
-        )
 
 
 def _require_small_error(codec: Codec, context: Context, size: int) -> None:
@@ -231,10 +201,9 @@ def _require_small_error(codec: Codec, context: Context, size: int) -> None:
     delta = contraction_of(codec, context.size, context.workers)
     if delta is not None and delta * context.size < 0.5:
         raise ValueError(
-            f"`factor_codec` must have a relative error below 1: otherwise the residual may grow "
-            f"without bound. Its bound is {1 - delta:.3g} for a factor of {context.size} numbers, "
-            f"of a leaf of {size}, on {context.workers} workers. Use `jaxcomm.compression.scaled`, "
-            "more bits, or smaller blocks, as in `blockwise(dither(bits=16), 64)`."
+            f"`factor_codec` has a relative error of up to {1 - delta:.3g} for a factor of "
+            f"{context.size} numbers, of a leaf of {size}, on {context.workers} workers, and must "
+            "have one below 1: use more bits or smaller blocks, `blockwise(dither(bits=16), 64)`."
         )
 
 
@@ -312,8 +281,11 @@ def projection(
     Differs from the paper: the random columns are new, factors are divided by the largest magnitude
     of each column, and Householder reflections orthogonalize.
     """
-    if factor_codec is not None:
-        _require_factor_codec(factor_codec)
+    if factor_codec is not None and factor_codec.combine != "sum":
+        raise ValueError(
+            "`factor_codec` must be a codec whose payloads can be summed, such as "
+            f"`dither(bits=16)`, got {combine_of(factor_codec)}."
+        )
     on_right = side == "right"
     coder = _EXACT if factor_codec is None else factor_codec
 
@@ -326,14 +298,12 @@ def projection(
     def init(x: jax.Array) -> Memory:
         if not (kept := kept_rank(x.shape)):
             return Memory()
-        rows, columns = matrix_shape(x.shape)
-        _require_no_memory(coder, (kept + drawn, rows if on_right else columns))
         key = jax.random.key(0, impl="threefry2x32")  # All workers need the same factors.
         return Memory(
             shared=Factors(
                 *(
                     jax.random.normal(jax.random.fold_in(key, number), (size, kept), jnp.float32)
-                    for number, size in enumerate((rows, columns))
+                    for number, size in enumerate(matrix_shape(x.shape))
                 )
             )
         )
@@ -353,17 +323,11 @@ def projection(
     def basis_of(context: Context) -> jax.Array:
         factors = context.memory.shared
         known = factors.right if on_right else factors.left
-        random = jax.random.normal(context.coins.public, (len(known), drawn), jnp.float32)
-        return jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0]
+        return _basis(known, drawn, context.coins.public)
 
     def project(x: jax.Array, basis: jax.Array) -> jax.Array:
         """The transposed factor."""
-        if on_right:
-            return product(as_matrix(x), basis).T
-        # On CPUs, `x.T @ basis` takes several times as long. The barriers keep XLA from returning
-        # to it.
-        rows = product(lax.optimization_barrier(basis.T), as_matrix(x))
-        return lax.optimization_barrier(rows)
+        return product(as_matrix(x), basis).T if on_right else _rows(basis, x)
 
     def measure(context: Context, x: jax.Array) -> ProjectionStatistics:
         inner = of_factor(context)
@@ -377,7 +341,7 @@ def projection(
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         if not kept_rank(context.shape):
-            return Projected(x), context.memory
+            return ValuesPayload(x), context.memory
         inner = of_factor(context)
         if factor_codec is not None:
             _require_small_error(factor_codec, inner, x.size)
@@ -398,11 +362,8 @@ def projection(
             return mean, context.memory
         factor = coder.decode(of_factor(context.received(context.workers)), payload).T
         new = factor[:, :kept]  # The columns of the known factor come first.
-        largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
-        before = context.memory.shared
-        old = before.left if on_right else before.right
-        following = jnp.where(largest > 0, over_peak(new, largest), old)  # Zeros would stay zero.
-        after = before._replace(**{"left" if on_right else "right": following})
+        before, name = context.memory.shared, "left" if on_right else "right"
+        after = before._replace(**{name: _following(new, getattr(before, name))})
         return mean, context.memory._replace(shared=after)
 
     return Codec(
@@ -416,8 +377,8 @@ def projection(
         scope="leaf",
         claims=_claims(factor_codec) if drawn else Claims(),
         fast=Fast(
-            linear=_of_encode(coder.fast.linear),
-            exposes_nonfinite=_of_encode(coder.fast.exposes_nonfinite),
+            linear=tuple({"encode"} & {*coder.fast.linear}),
+            exposes_nonfinite=tuple({"encode"} & {*coder.fast.exposes_nonfinite}),
             factors=factors,
         ),
     )

@@ -10,11 +10,7 @@ from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm._require import Positive, checked
 from jaxcomm.compression import _systematic
 from jaxcomm.compression._means import over_peak
-from jaxcomm.compression.low_rank._matrices import (
-    as_matrix,
-    matrix_shape,
-    product,
-)
+from jaxcomm.compression.low_rank._matrices import as_matrix, matrix_shape, product
 from pallas_kernels._dispatch import nondifferentiable
 
 
@@ -153,9 +149,4 @@ def spectral_sampling(rank: Positive) -> Codec:
         # rows * columns <= rank * (rows + columns) holds for all shapes of so few coordinates.
         return 0.0 if most < 2 * rank else _systematic.excess(most, rank) - 1
 
-    return Codec(
-        encode=encode,
-        decode=decode,
-        scope="leaf",
-        claims=Claims(variance=variance),
-    )
+    return Codec(encode=encode, decode=decode, scope="leaf", claims=Claims(variance=variance))

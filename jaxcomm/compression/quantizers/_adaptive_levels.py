@@ -11,8 +11,8 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm._require import Range, checked
 from jaxcomm.compression import _bits
-from jaxcomm.compression._bits import require_countable
-from jaxcomm.compression._means import over_peak
+from jaxcomm.compression._bits import CodesPayload, require_countable
+from jaxcomm.compression._means import lift_of, over_peak
 from pallas_kernels._dispatch import nondifferentiable
 
 _SWEEPS, _SAMPLED = 8, 512
@@ -20,21 +20,10 @@ _SWEEPS, _SAMPLED = 8, 512
 _MARGIN = 2.0**-8
 
 
-class AdaptiveLevelsPayload(NamedTuple):
-    """The payload of one unit: `2 * level` per coordinate, plus 1 if it is negative."""
-
-    codes: jax.Array  # uint32[ceil(size * bits / 32)]
-
-
 class Levels(NamedTuple):
     """The statistic: the positive levels in ascending order; the last is the largest magnitude."""
 
     levels: Any  # float32[s]
-
-
-def _lift(peak: jax.Array) -> jax.Array:
-    """A power of two that scales `peak` away from overflow and from denormals."""
-    return jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
 
 
 def fit_levels(sample: jax.Array, weights: jax.Array, levels: int) -> jax.Array:
@@ -159,11 +148,11 @@ def adaptive_levels(*, levels: Annotated[int, Range(least=1, most=127)] = 3) -> 
         # The last level is 1, so the largest one is exactly the peak.
         return Levels(fit_levels(jnp.minimum(unit, 1), weights, levels) * peak)
 
-    def encode(context: Context, x: jax.Array) -> tuple[AdaptiveLevelsPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
         (x,) = nondifferentiable("adaptive_levels", x)
         require_countable(x.size, (2**32 - 1) // bits)
         flat, fitted = x.ravel(), context.statistics.levels
-        lift = _lift(fitted[-1])
+        lift = lift_of(fitted[-1])
         magnitudes, ladder = jnp.abs(flat) * lift, fitted * lift
         below, index = jnp.zeros_like(magnitudes), jnp.zeros(flat.shape, jnp.uint32)
         above = jnp.broadcast_to(ladder[0], flat.shape)
@@ -177,9 +166,9 @@ def adaptive_levels(*, levels: Annotated[int, Range(least=1, most=127)] = 3) -> 
         coin = (_noise.bits(context.coins.private, flat.shape) >> 8).astype(jnp.float32) * 2.0**-24
         index += (coin < part).astype(jnp.uint32)
         codes = 2 * index + (flat < 0).astype(jnp.uint32)
-        return AdaptiveLevelsPayload(_bits.pack_numbers(codes, bits)), context.memory
+        return CodesPayload(_bits.pack_numbers(codes, bits)), context.memory
 
-    def decode(context: Context, payload: AdaptiveLevelsPayload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         codes = _bits.unpack_numbers(payload.codes, bits, math.prod(context.shape))
         index, ladder = codes >> 1, context.statistics.levels / context.count
         magnitudes = jnp.zeros(codes.shape, jnp.float32)
@@ -187,14 +176,11 @@ def adaptive_levels(*, levels: Annotated[int, Range(least=1, most=127)] = 3) -> 
             magnitudes = jnp.where(index == j + 1, ladder[j], magnitudes)
         return jnp.where(codes & 1 == 1, -magnitudes, magnitudes).reshape(context.shape)
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(target=x, constants={"levels": levels})
-
     return Codec(
         encode=encode,
         decode=decode,
         measure=measure,
         reduce_statistics=Levels("max"),
-        diagnose=diagnose,
+        diagnose=lambda context, x, after: Diagnostics(x, constants={"levels": levels}),
         claims=Claims(variance=lambda size, workers: (max(size * workers, 1) ** 0.5 - 1) / 2),
     )

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm._require import checked
+from jaxcomm.compression._means import lift_of
 from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels import block_float as ops
 from pallas_kernels._dispatch import nondifferentiable
-from pallas_kernels.block_float.api import BLOCK_SIZES
 from pallas_kernels.block_float.reference import FORMATS
 
 
@@ -99,7 +99,7 @@ def scaled_cast(dtype: Any) -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[CastPayload, Memory]:
         (x,) = nondifferentiable("scaled_cast", x)
         peak = context.statistics.max_abs
-        lift = jnp.where(peak < 1, jnp.float32(2.0**64), jnp.float32(2.0**-64))
+        lift = lift_of(peak)
         scale = jnp.where(peak > 0, largest / (peak * lift), 0)
         words = jnp.clip(x * lift * scale, -largest, largest).astype(dtype)
         return CastPayload(words), context.memory
@@ -186,8 +186,6 @@ def block_float(
     Differs from the paper: scales are rounded up and not down, so that nothing is clipped; rounding
     may be stochastic; a block may have more than 32 numbers.
     """
-    if block_size not in BLOCK_SIZES:
-        raise ValueError(f"`block_size` must be one of {BLOCK_SIZES}, got {block_size!r}.")
     omega = FORMATS[dtype].error(block_size)
 
     def encode(context: Context, x: jax.Array) -> tuple[BlockFloatPayload, Memory]:

@@ -26,7 +26,7 @@ import numpy as np
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
 from jaxcomm._require import Range, checked
-from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
+from jaxcomm.compression._bits import Alphabet, CodesPayload, Integers, rounded_normal
 from jaxcomm.compression._means import over_peak
 from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import pack as pack_fields
@@ -101,7 +101,7 @@ NORMS = {
         measure=lambda x: MaxAbs(jnp.max(jnp.abs(x), initial=0)),
         reduce_statistics=MaxAbs("max"),
         value=lambda statistics: statistics.max_abs,
-        of_normal=lambda size: small_peak(size),
+        of_normal=small_peak,
     ),
     "l2": Norm(
         measure=_l2_measure,
@@ -135,17 +135,12 @@ def choose_field(levels: int | None, bits: int | None, workers: int) -> Field:
     """
     needed = levels or 1
     fitting = [width for width in WIDTHS if 2 * workers * needed < 2**width]
-    if not fitting:
-        raise ValueError(
-            f"No field of 2 to 32 bits holds the sum of {needed} levels over {workers} workers: "
-            f"at most {most_levels(WIDTHS[-1], workers)} levels fit."
-        )
-    _, cheapest = max([(32 // width, width) for width in fitting])
+    _, cheapest = max([(32 // width, width) for width in fitting], default=(0, 0))
     width = cheapest if bits is None else bits
     if width not in fitting:
         raise ValueError(
             f"`bits`={bits} cannot hold the sum of {needed} levels over {workers} workers: the "
-            f"smallest width that works is {fitting[0]} bits."
+            f"smallest width that works is {fitting[0] if fitting else 'over 32'} bits."
         )
     return Field(levels or most_levels(width, workers), width)
 
@@ -178,12 +173,6 @@ DEFAULT_LEVELS = 15
 
 
 FEW_LEVELS = 4
-
-
-class DitherPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    codes: jax.Array  # int8[shape], int32[shape] or uint32[ceil(size / lanes)]
 
 
 def variance_constant(size: int, levels: int, workers: int) -> float:
@@ -304,8 +293,11 @@ def dither(
     def measure(context: Context, x: jax.Array) -> Statistics:
         return chosen.measure(*nondifferentiable("dither", x))
 
+    def field_of(context: Context) -> Field:
+        return choose_field(levels, bits, context.workers)
+
     def chosen_field(context: Context) -> Field:
-        field = choose_field(levels, bits, context.workers)
+        field = field_of(context)
         if levels is None and field.levels < FEW_LEVELS:
             constant = variance_constant(context.size, field.levels, context.workers)
             warnings.warn(
@@ -313,39 +305,32 @@ def dither(
                 f"workers: for {context.size} coordinates the variance constant is "
                 f"{constant:.3g}. Use more bits.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return field
 
-    def encode(context: Context, x: jax.Array) -> tuple[DitherPayload, Memory]:
+    def coded(context: Context, x: jax.Array, **residual: Any) -> Any:
         field = chosen_field(context)
         norm, seeds = chosen.value(context.statistics), _noise.seeds(context.coins.private)
-        codes = quantize(x, norm, seeds, levels=field.levels, bits=field.width)
-        return DitherPayload(codes), context.memory
+        return quantize(x, norm, seeds, levels=field.levels, bits=field.width, **residual)
+
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
+        return CodesPayload(coded(context, x)), context.memory
 
     def with_residual(
         context: Context, x: jax.Array, kept: jax.Array, divisor: float
-    ) -> tuple[DitherPayload, Memory, jax.Array]:
-        field = chosen_field(context)
-        codes, rest = quantize(
-            x.astype(jnp.float32),
-            chosen.value(context.statistics),
-            _noise.seeds(context.coins.private),
-            levels=field.levels,
-            bits=field.width,
-            residual=True,
-            added=kept,
-            divisor=divisor,
-        )
-        return DitherPayload(codes), context.memory, rest
+    ) -> tuple[CodesPayload, Memory, jax.Array]:
+        wide = x.astype(jnp.float32)
+        codes, rest = coded(context, wide, residual=True, added=kept, divisor=divisor)
+        return CodesPayload(codes), context.memory, rest
 
     def decode_onto(
-        context: Context, payload: DitherPayload, total: jax.Array | None, divisor: float
+        context: Context, payload: CodesPayload, total: jax.Array | None, divisor: float
     ) -> jax.Array:
-        field = choose_field(levels, bits, context.workers)
+        field, norm = field_of(context), chosen.value(context.statistics)
         return dequantize(
             payload.codes,
-            chosen.value(context.statistics) / divisor,
+            norm / divisor,
             levels=field.levels,
             bits=field.width,
             count=context.count,
@@ -353,29 +338,26 @@ def dither(
             accumulate=total,
         )
 
-    def decode(context: Context, payload: DitherPayload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         return decode_onto(context, payload, None, 1.0)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        field = choose_field(levels, bits, context.workers)
-        return Diagnostics(target=x, constants={"levels": field.levels})
+        return Diagnostics(target=x, constants={"levels": field_of(context).levels})
 
     def variance(size: int, workers: int) -> float:
         # The constant bounds the variance of the mean; the sum over n workers has n times that.
-        field = choose_field(levels, bits, workers)
-        return workers * variance_constant(size, field.levels, workers)
+        most = choose_field(levels, bits, workers).levels
+        return workers * variance_constant(size, most, workers)
 
     def alphabet(context: Context) -> Alphabet:
-        field = choose_field(levels, bits, context.workers)
-        return Alphabet(math.prod(context.shape), -field.levels, field.levels)
+        most = field_of(context).levels
+        return Alphabet(math.prod(context.shape), -most, most)
 
-    def split(context: Context, payload: DitherPayload) -> tuple[jax.Array, tuple[()]]:
-        field = choose_field(levels, bits, context.workers)
-        return unpack(payload.codes, field, 1, context.shape).ravel(), ()
+    def split(context: Context, payload: CodesPayload) -> tuple[jax.Array, tuple[()]]:
+        return unpack(payload.codes, field_of(context), 1, context.shape).ravel(), ()
 
-    def join(context: Context, codes: jax.Array, rest: tuple[()]) -> DitherPayload:
-        field = choose_field(levels, bits, context.workers)
-        return DitherPayload(pack(codes.reshape(context.shape), field))
+    def join(context: Context, codes: jax.Array, rest: tuple[()]) -> CodesPayload:
+        return CodesPayload(pack(codes.reshape(context.shape), field_of(context)))
 
     def likely(size: int) -> np.ndarray | None:
         most = choose_field(levels, bits, 1).levels

@@ -9,19 +9,13 @@ import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Fast, Memory
 from jaxcomm._require import Range, checked
-from jaxcomm.compression._bits import Alphabet, Integers, rounded_normal
+from jaxcomm.compression._bits import Alphabet, CodesPayload, Integers, rounded_normal
 from jaxcomm.compression.quantizers._dither import round_to_levels, small_peak
 from pallas_kernels._dispatch import nondifferentiable
 from pallas_kernels.pack import bits_for_sum, pack, unpack
 from pallas_kernels.quantize.api import MOST_LEVELS
 
 MOST_SAMPLED = 2**16
-
-
-class MinMaxPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    codes: jax.Array  # uint32[ceil(size / lanes)]
 
 
 class MinMax(NamedTuple):
@@ -34,10 +28,8 @@ class MinMax(NamedTuple):
 def _width(levels: int, workers: int) -> int:
     """The width in bits of a field that holds the sum of `workers` codes below `levels`."""
     if workers * (levels - 1) >= 2**32:
-        raise ValueError(
-            f"No field of 32 bits holds the sum of `levels`={levels} over {workers} workers: at "
-            f"most {(2**32 - 1) // workers + 1} levels fit."
-        )
+        most = (2**32 - 1) // workers + 1
+        raise ValueError(f"At most {most} `levels` fit in 32 bits for {workers} workers.")
     return bits_for_sum(levels - 1, workers)
 
 
@@ -104,7 +96,7 @@ def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) 
     modulo `levels`, and the mean code as one more int32.
     """
 
-    def encode(context: Context, x: jax.Array) -> tuple[MinMaxPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
         statistics = context.statistics
         # The scale keeps the range of huge coordinates finite; as a power of two it is exact.
         peak = jnp.maximum(statistics.max, statistics.negated_min)
@@ -113,21 +105,18 @@ def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) 
         spread = statistics.max * scale + statistics.negated_min * scale
         codes = round_to_levels(above, spread, levels - 1, context.coins.private)
         packed = pack(codes.astype(jnp.uint32), bits=_width(levels, context.workers))
-        return MinMaxPayload(packed), context.memory
+        return CodesPayload(packed), context.memory
 
-    def decode(context: Context, payload: MinMaxPayload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         width = _width(levels, context.workers)
         codes = unpack(payload.codes, bits=width, shape=context.shape)
         fraction = codes.astype(jnp.float32) / (context.count * (levels - 1))
         # Interpolates without forming max - min, which may be infinite.
         return context.statistics.max * fraction - context.statistics.negated_min * (1 - fraction)
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(target=x, constants={"levels": levels})
-
     middle = (levels - 1) // 2
 
-    def split(context: Context, payload: MinMaxPayload) -> tuple[jax.Array, jax.Array]:
+    def split(context: Context, payload: CodesPayload) -> tuple[jax.Array, jax.Array]:
         width = _width(levels, context.workers)
         codes = unpack(payload.codes, bits=width, shape=context.shape)
         codes = codes.ravel().astype(jnp.int32)
@@ -137,12 +126,12 @@ def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) 
         beside = jnp.where(beside < -middle, beside + levels, beside)
         return jnp.where(beside > levels - 1 - middle, beside - levels, beside), center
 
-    def join(context: Context, integers: jax.Array, center: jax.Array) -> MinMaxPayload:
+    def join(context: Context, integers: jax.Array, center: jax.Array) -> CodesPayload:
         codes = integers + center
         codes = jnp.where(codes < 0, codes + levels, codes)
         codes = jnp.where(codes >= levels, codes - levels, codes)
         codes = codes.astype(jnp.uint32).reshape(context.shape)
-        return MinMaxPayload(pack(codes, bits=_width(levels, context.workers)))
+        return CodesPayload(pack(codes, bits=_width(levels, context.workers)))
 
     def alphabet(context: Context) -> Alphabet:
         return Alphabet(math.prod(context.shape), -middle, levels - 1 - middle)
@@ -158,7 +147,7 @@ def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) 
         measure=_measure,
         reduce_statistics=MinMax("max", "max"),
         combine="sum",
-        diagnose=diagnose,
+        diagnose=lambda context, x, after: Diagnostics(x, constants={"levels": levels}),
         claims=Claims(variance=lambda size, workers: size * workers / (2 * (levels - 1) ** 2)),
         layout="shared_statistics",
         fast=Fast(integers=Integers("levels", alphabet, split, join, likely)),

@@ -10,6 +10,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Coins, Context, Memory
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers._dither import NORMS
 from pallas_kernels import exponential
 from pallas_kernels._dispatch import nondifferentiable
@@ -85,12 +86,6 @@ def natural() -> Codec:
     )
 
 
-class ExponentialPayload(NamedTuple):
-    """The payload of one unit: the sign in bit 7, and the exponent, 1 to 127, below; 0 is zero."""
-
-    codes: jax.Array  # uint8[size]
-
-
 def _headroom(workers: int) -> int:
     """The exponent of the largest magnitude, such that the sum over `workers` stays below 2**0."""
     return 1 + (workers - 1).bit_length()
@@ -134,16 +129,16 @@ def exponential_dither() -> Codec:
     """
     norm = NORMS["max"]
 
-    def encode(context: Context, x: jax.Array) -> tuple[ExponentialPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
         codes = exponential.encode(
             x.ravel(),
             context.statistics.max_abs,
             _noise.seeds(context.coins.private),
             headroom=_headroom(context.workers),
         )
-        return ExponentialPayload(codes), context.memory
+        return CodesPayload(codes), context.memory
 
-    def decode(context: Context, payload: ExponentialPayload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         mean = exponential.decode(
             payload.codes,
             context.statistics.max_abs,
@@ -152,11 +147,9 @@ def exponential_dither() -> Codec:
         )
         return mean.reshape(context.shape)
 
-    def combine(
-        coins: Coins, first: ExponentialPayload, second: ExponentialPayload
-    ) -> ExponentialPayload:
+    def combine(coins: Coins, first: CodesPayload, second: CodesPayload) -> CodesPayload:
         seeds = _noise.seeds(coins.private)
-        return ExponentialPayload(exponential.add(first.codes, second.codes, seeds))
+        return CodesPayload(exponential.add(first.codes, second.codes, seeds))
 
     return Codec(
         encode=encode,
@@ -176,12 +169,6 @@ _BITS = 4
 _BIAS = 127
 _SIGN = 8
 _POWERS = 7  # 2**0 to 2**-6; the eighth code is 0
-
-
-class E3M0Payload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf): 4 bits per coordinate."""
-
-    codes: jax.Array  # uint32[ceil(size / 8)]; bit 3 of a field is the sign; 0 is 0, 7 the peak
 
 
 def e3m0() -> Codec:
@@ -224,7 +211,7 @@ def e3m0() -> Codec:
     """
     norm = NORMS["max"]
 
-    def encode(context: Context, x: jax.Array) -> tuple[E3M0Payload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
         (x,) = nondifferentiable("e3m0", x)
         flat, peak = x.ravel(), context.statistics.max_abs
         # XLA multiplies by the reciprocal, which is 0 for the largest numbers if not scaled before.
@@ -245,9 +232,9 @@ def e3m0() -> Codec:
         signed = code.astype(jnp.uint32) | jnp.where((flat < 0) & (code > 0), _SIGN, 0).astype(
             jnp.uint32
         )
-        return E3M0Payload(pack(signed, bits=_BITS)), context.memory
+        return CodesPayload(pack(signed, bits=_BITS)), context.memory
 
-    def decode(context: Context, payload: E3M0Payload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         signed = unpack(payload.codes, bits=_BITS, shape=(math.prod(context.shape),))
         code = (signed & jnp.uint32(_SIGN - 1)).astype(jnp.float32)
         power = jnp.where(code > 0, jnp.exp2(code - float(_POWERS)), 0) / context.count

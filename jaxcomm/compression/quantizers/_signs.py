@@ -10,6 +10,7 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm._require import AboveZero, checked
 from jaxcomm.compression import _bits
+from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression._means import mean_magnitude, mean_where
 from jaxcomm.compression.quantizers import _dither
 from pallas_kernels._dispatch import nondifferentiable
@@ -130,16 +131,9 @@ def scaled_signs() -> Codec:
       <https://arxiv.org/abs/1901.09847>`_, 2019.
     """
 
-    def encode(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
-        return _encode(context, *nondifferentiable("scaled_signs", x))
-
-    def decode(context: Context, payload: SignsPayload) -> jax.Array:
-        mean = context.statistics.mean_abs
-        return _decode(context, payload, mean, mean)
-
     return Codec(
-        encode=encode,
-        decode=decode,
+        encode=lambda context, x: _encode(context, *nondifferentiable("scaled_signs", x)),
+        decode=lambda context, payload: _decode(context, payload, *context.statistics * 2),
         measure=lambda context, x: MeanAbs(mean_magnitude(*nondifferentiable("scaled_signs", x))),
         reduce_statistics=MeanAbs("max"),
         claims=_CLAIMS,
@@ -158,14 +152,6 @@ def _measure(context: Context, x: jax.Array) -> ClassMeans:
     (x,) = nondifferentiable("one_bit", x)
     over = tuple(range(x.ndim - 1)) if x.ndim > 1 else None
     return ClassMeans(mean_where(x >= 0, x, over), mean_where(x < 0, -x, over))
-
-
-def _encode_one_bit(context: Context, x: jax.Array) -> tuple[SignsPayload, Memory]:
-    return _encode(context, *nondifferentiable("one_bit", x))
-
-
-def _decode_means(context: Context, payload: SignsPayload) -> jax.Array:
-    return _decode(context, payload, *context.statistics)
 
 
 def one_bit() -> Codec:
@@ -217,19 +203,13 @@ def one_bit() -> Codec:
       <https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html>`_, 2014.
     """
     return Codec(
-        encode=_encode_one_bit,
-        decode=_decode_means,
+        encode=lambda context, x: _encode(context, *nondifferentiable("one_bit", x)),
+        decode=lambda context, payload: _decode(context, payload, *context.statistics),
         measure=_measure,
         reduce_statistics=ClassMeans("max", "max"),
         claims=_CLAIMS,
         scope="leaf",
     )
-
-
-class FixedThresholdPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    codes: jax.Array  # uint32[ceil(size / lanes)], int8[shape] or int32[shape]
 
 
 @checked
@@ -281,13 +261,13 @@ def fixed_threshold(threshold: AboveZero) -> Codec:
     each nonzero; :func:`jaxcomm.compression.sparsifiers.threshold` sends indices.
     """
 
-    def encode(context: Context, x: jax.Array) -> tuple[FixedThresholdPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:
         (x,) = nondifferentiable("fixed_threshold", x)
         codes = (x >= threshold).astype(jnp.int32) - (x <= -threshold).astype(jnp.int32)
         field = _dither.choose_field(1, None, context.workers)
-        return FixedThresholdPayload(_dither.pack(codes, field)), context.memory
+        return CodesPayload(_dither.pack(codes, field)), context.memory
 
-    def decode(context: Context, payload: FixedThresholdPayload) -> jax.Array:
+    def decode(context: Context, payload: CodesPayload) -> jax.Array:
         field = _dither.choose_field(1, None, context.workers)
         codes = _dither.unpack(payload.codes, field, context.count, context.shape)
         return codes.astype(jnp.float32) * (threshold / context.count)

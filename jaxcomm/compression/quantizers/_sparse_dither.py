@@ -16,8 +16,8 @@ from jaxcomm.compression._overflow import (
     Policy,
     choose_form,
     decoded_to_nan,
+    diagnose_overflow,
     nan_unless,
-    overflow_totals,
 )
 from jaxcomm.compression.quantizers import _dither
 from jaxcomm.compression.quantizers._dither import dither, round_to_levels
@@ -162,12 +162,10 @@ def sparse_dither(
 
     def codes_of(context: Context, x: jax.Array) -> jax.Array:
         require_countable(x.size)
-        flat = (
-            x.ravel() if x.size else jnp.zeros(1, jnp.float32)
-        )  # `nonzero` and `at` need an element.
-        return round_to_levels(
-            flat, chosen.value(context.statistics), levels, context.coins.private
-        )
+        # `nonzero` and `at` need an element.
+        flat = x.ravel() if x.size else jnp.zeros(1, jnp.float32)
+        norm = chosen.value(context.statistics)
+        return round_to_levels(flat, norm, levels, context.coins.private)
 
     def to_payload(codes: jax.Array, indices: jax.Array) -> SparseDitherPayload:
         values = codes.at[indices].get(mode="fill", fill_value=0)
@@ -200,8 +198,7 @@ def sparse_dither(
         return payload.total <= capacity
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        totals = overflow_totals(after)
-        return Diagnostics(target=x, totals=totals, constants={"levels": levels})
+        return diagnose_overflow(context, x, after)._replace(constants={"levels": levels})
 
     drop_overflow = Codec(
         encode=encode,
@@ -210,6 +207,4 @@ def sparse_dither(
         reduce_statistics=chosen.reduce_statistics,
         diagnose=diagnose,
     )
-    return choose_form(
-        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
-    )
+    return choose_form(overflow, drop_overflow, decoded_to_nan(drop_overflow, fits))

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AtLeastZero, Positive, checked
-from jaxcomm.compression._means import over_peak
 from jaxcomm.compression.regularizers._proximal import (
     Regularizer,
     block_soft_threshold,
     group_soft_threshold,
+    row_norms,
     soft_threshold,
     wide_of,
 )
@@ -24,10 +24,7 @@ Threshold: TypeAlias = Callable[[jax.Array, jax.Array | float], jax.Array]
 
 def _norms(rows: jax.Array) -> jax.Array:
     """The sum of the norms of rows [groups, size], each times the root of the size."""
-    peak = jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
-    unit = over_peak(rows, peak)
-    roots = jnp.sqrt(jnp.sum(jnp.square(unit), axis=1, keepdims=True))
-    return jnp.sum(peak * roots) * rows.shape[1] ** 0.5
+    return jnp.sum(row_norms(rows)) * rows.shape[1] ** 0.5
 
 
 def _of_leaves(

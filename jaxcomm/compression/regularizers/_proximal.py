@@ -1,6 +1,5 @@
 """Proximal operators by soft thresholding, and gradient steps of any optimizer before them."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import optax
 
 from jaxcomm._axis import require_shards
 from jaxcomm._contract import PyTree, require_state
-from jaxcomm._require import checked
+from jaxcomm._require import AtLeastZero, checked
 from jaxcomm.compression._means import over_peak
 
 
@@ -48,11 +47,16 @@ def soft_threshold(x: jax.Array, threshold: jax.Array | float) -> jax.Array:
     return wide - jnp.clip(wide, -most, most)  # Moreau: the rest is the projection on a cube.
 
 
+def row_norms(rows: jax.Array) -> jax.Array:
+    """The norm of each row [groups, size], [groups, 1]."""
+    peak = jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
+    unit = over_peak(rows, peak)  # Squares neither overflow nor vanish.
+    return peak * jnp.sqrt(jnp.sum(jnp.square(unit), axis=1, keepdims=True))
+
+
 def _shrunk(groups: jax.Array, threshold: jax.Array) -> jax.Array:
     """Rows [groups, size], each with its norm reduced by the threshold."""
-    peak = jnp.max(jnp.abs(groups), axis=1, keepdims=True, initial=0)
-    unit = over_peak(groups, peak)  # Squares neither overflow nor vanish.
-    norm = peak * jnp.sqrt(jnp.sum(jnp.square(unit), axis=1, keepdims=True))
+    norm = row_norms(groups)
     return groups * (jnp.maximum(norm - threshold, 0) / jnp.where(norm > 0, norm, 1))
 
 
@@ -151,7 +155,7 @@ class RegularizedState(NamedTuple):
 def proximal(
     tx: optax.GradientTransformation,
     regularizer: Regularizer,
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: AtLeastZero | jax.Array | optax.Schedule,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The proximal operator of a regularizer after the step of an optimizer.
 
@@ -185,7 +189,7 @@ def proximal(
       `tx` is a NaN in the update.
 
     Raises:
-      ValueError: If an argument is out of range; in `update`, if `params` is missing.
+      ValueError: If an argument is out of range.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -201,18 +205,6 @@ def proximal(
       et al., `Asynchronous Distributed Learning with Sparse Communications and Identification
       <https://arxiv.org/abs/1812.03871>`_, 2018, for sparse iterates that are sent sparsely.
     """
-    if not (hasattr(regularizer, "operator") and callable(regularizer.operator)):
-        raise ValueError(
-            "`regularizer` must be a regularizer, such as `jaxcomm.regularizers.l1(1e-4)`, got "
-            f"{regularizer!r}."
-        )
-    is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
-    is_rate = isinstance(learning_rate, jax.Array) or callable(learning_rate)
-    if not is_rate and not (is_number and 0 <= learning_rate < math.inf):
-        raise ValueError(
-            f"`learning_rate` must be a finite number of at least 0, or a schedule, got "
-            f"{learning_rate!r}."
-        )
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> RegularizedState:
@@ -222,8 +214,6 @@ def proximal(
         updates: PyTree, state: RegularizedState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, RegularizedState]:
         require_state(state, RegularizedState, "`proximal`")
-        if params is None:
-            raise ValueError("`proximal` needs parameters: `tx.update(updates, state, params)`.")
         steps, after = inner.update(updates, state.inner, params, **extra_args)
         rate: Any = learning_rate(state.step) if callable(learning_rate) else learning_rate
         moved = jax.tree.map(lambda x, step: wide_of(x) + wide_of(step), params, steps)

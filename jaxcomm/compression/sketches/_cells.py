@@ -15,15 +15,17 @@ References:
   Identities and Invertible Bloom Filters <https://arxiv.org/abs/0704.3313>`_, 2011.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _axis, _noise
+from jaxcomm._contract import Context
 from jaxcomm.compression import _support
 from jaxcomm.compression._support import Granularity, Parts
 from pallas_kernels.count_sketch import ESTIMATES, locations
@@ -76,12 +78,9 @@ class Sketch(NamedTuple):
         return min(max(most, self.room), self.parts.number)
 
 
-MakeSketch: TypeAlias = Callable[[tuple[int, ...]], Sketch]
-
-
 def make_sketch(
     density: float, sketch_ratio: float, rows: int, granularity: Granularity
-) -> MakeSketch:
+) -> Callable[[tuple[int, ...]], Sketch]:
     """Returns `shape -> Sketch`.
 
     Raises:
@@ -96,6 +95,11 @@ def make_sketch(
     return sketch_of
 
 
+def chosen_parts(context: Context, sketch: Sketch, room: int) -> jax.Array:
+    """The parts of the union that are sketched, at most `room`, the same on all workers."""
+    return _support.window(context.statistics.support, context.coins.public, room, sketch.parts)
+
+
 class Cells(NamedTuple):
     """The cells of coordinates in the flat table, and their signs."""
 
@@ -105,6 +109,8 @@ class Cells(NamedTuple):
 
 def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
     """The cells of the chosen parts' coordinates, by hashes that are the same on all workers."""
+    if not sketch.cells:
+        return Cells(*[jnp.zeros((sketch.rows, 0), jnp.int32)] * 2)
     coordinates = _support.coordinates(chosen, sketch.parts)
     column, sign = locations(
         coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
@@ -145,6 +151,7 @@ class Peeled(NamedTuple):
 class _State(NamedTuple):
     """The coordinates of a stage, and the table."""
 
+    left: jax.Array  # int32[], coordinates of all stages that are not solved
     solved: jax.Array  # bool[m]
     values: jax.Array  # [m]
     table: jax.Array  # [cells]
@@ -171,14 +178,10 @@ def _round(
     fewer = jnp.broadcast_to(-new.astype(jnp.int32)[None], cells.shape)
     table = state.table.at[cells].add(removed, mode="promise_in_bounds")
     degree = state.degree.at[cells].add(fewer, mode="promise_in_bounds")
-    return _State(
-        state.solved | new,
-        jnp.where(new, value, state.values),
-        table,
-        degree,
-        state.rounds + 1,
-        jnp.sum(new, dtype=jnp.int32),
-    )
+    found = jnp.sum(new, dtype=jnp.int32)
+    values = jnp.where(new, value, state.values)
+    left, rounds = state.left - found, state.rounds + 1
+    return _State(left, state.solved | new, values, table, degree, rounds, found)
 
 
 def peel(
@@ -217,38 +220,25 @@ def peel(
             stage_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
             stage_solved = chosen == size
             stage_values = values.at[chosen].get(mode="fill", fill_value=0)
-        state = _State(stage_solved, stage_values, table, degree, rounds, left)
-
-        def unfinished(loop: tuple[jax.Array, _State], enough: int = enough) -> jax.Array:
-            left, state = loop
-            return (left > enough) & (state.found > 0)
-
-        def step(
-            loop: tuple[jax.Array, _State],
-            cells: jax.Array = stage_cells,
-            signs: jax.Array = stage_signs,
-        ) -> tuple[jax.Array, _State]:
-            left, state = loop
-            state = _round(cells, signs, wrap, state)
-            return left - state.found, state
-
-        left, state = lax.while_loop(unfinished, step, (left, state))
+        state = lax.while_loop(
+            lambda state, enough=enough: (state.left > enough) & (state.found > 0),  # type: ignore[misc]
+            functools.partial(_round, stage_cells, stage_signs, wrap),
+            _State(left, stage_solved, stage_values, table, degree, rounds, left),
+        )
         if whole:
             solved, values = state.solved, state.values
         else:
             solved = solved.at[chosen].set(state.solved, mode="drop")
             values = values.at[chosen].set(state.values, mode="drop")
-        table, degree, rounds = state.table, state.degree, state.rounds
+        left, table, degree, rounds = state.left, state.table, state.degree, state.rounds
     return Peeled(values, solved & real, table, rounds)
 
 
-def unpeeled(sketch: Sketch, public: jax.Array, support: jax.Array, room: int) -> jax.Array:
+def unpeeled(context: Context, sketch: Sketch, room: int) -> jax.Array:
     """The number of coordinates of the union that peeling `room` parts does not solve."""
-    if not sketch.parts.size:
-        return jnp.zeros((), jnp.float32)
-    chosen = _support.window(support, public, room, sketch.parts)
+    chosen = chosen_parts(context, sketch, room)
     real = _support.real(chosen, sketch.parts)
-    cells = cells_of(sketch, public, chosen)
+    cells = cells_of(sketch, context.coins.public, chosen)
     solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved
-    union = _support.coordinates_in(support, sketch.parts)
+    union = _support.coordinates_in(context.statistics.support, sketch.parts)
     return jnp.maximum(union - jnp.sum(solved, dtype=jnp.float32), 0)

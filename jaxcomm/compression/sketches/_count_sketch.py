@@ -11,7 +11,6 @@ from jaxcomm._require import AboveZero, Range, checked
 from jaxcomm.compression.sketches._cells import MOST_ROWS
 from pallas_kernels import count_sketch as ops
 
-Estimate = Literal["mean", "median"]
 Hashing = Literal["tiles", "elements"]
 
 
@@ -30,7 +29,7 @@ def count_sketch(
     *,
     sketch_ratio: AboveZero,
     rows: Annotated[int, Range(least=1, most=MOST_ROWS)] = 1,
-    decode: Estimate = "mean",
+    decode: Literal["mean", "median"] = "mean",
     hashing: Hashing | None = None,
 ) -> Codec:
     r"""Adds each coordinate, with a random sign, to one random column of each row of a table.
@@ -83,15 +82,14 @@ def count_sketch(
         """The number of columns, and the hashing."""
         wanted = max(math.ceil(sketch_ratio * size / rows), 1)
         rounded = ops.round_columns(wanted)
-        if hashing == "elements" or (hashing is None and rounded > MOST_ROUNDING * wanted):
-            return wanted, "elements"
-        if rounded > MOST_ROUNDING * wanted:
+        fits = rounded <= MOST_ROUNDING * wanted
+        if hashing == "tiles" and not fits:
             raise ValueError(
-                f"`hashing`='tiles' rounds the table of {size} coordinates from {rows} x {wanted} "
-                f"cells, which {sketch_ratio=} requests, to {rows} x {rounded}. Omit `hashing`, "
-                "or use 'elements'."
+                f"`hashing`='tiles' rounds the table from {rows} x {wanted} to {rows} x {rounded} "
+                "cells: omit `hashing`, or use 'elements'."
             )
-        return rounded, "tiles"
+        how = hashing or ("tiles" if fits else "elements")
+        return (rounded if how == "tiles" else wanted), how
 
     def encode(context: Context, x: jax.Array) -> tuple[CountSketchPayload, Memory]:
         columns, how = table_of(x.size)

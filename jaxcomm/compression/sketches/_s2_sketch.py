@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _axis, _noise
+from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm._require import AboveZero, Range, Share, checked
 from jaxcomm.compression import _support
@@ -20,6 +20,7 @@ from jaxcomm.compression.sketches._cells import (
     Sketch,
     add,
     cells_of,
+    chosen_parts,
     estimate,
     make_sketch,
     peel,
@@ -107,23 +108,14 @@ def s2_sketch(
       Learning <https://arxiv.org/abs/2110.02140>`_, 2021.
     """
     sketch_of = make_sketch(density, sketch_ratio, rows, granularity)
-    if decode == "peel" and rows < 2:
-        raise ValueError(
-            f"`decode`='peel' needs `rows` of 2 or more, best 3, got {rows}: peeling cannot "
-            "resolve collisions in a single row."
-        )
 
     def measure(context: Context, x: jax.Array) -> S2Statistics:
         return S2Statistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, public = sketch_of(x.shape), context.coins.public
-        if not x.size:
-            return S2Payload(
-                _axis.varying_like(jnp.zeros((rows, 0), jnp.float32), x)
-            ), context.memory
 
-        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
+        chosen = chosen_parts(context, sketch, sketch.room)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
         table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, public, chosen), values)
@@ -131,13 +123,10 @@ def s2_sketch(
 
     def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
         sketch, public = sketch_of(context.shape), context.coins.public
-        if not sketch.parts.size:
-            return jnp.zeros(context.shape, jnp.float32)
         table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
-        chosen = _support.window(context.statistics.support, public, sketch.room, sketch.parts)
+        chosen = chosen_parts(context, sketch, sketch.room)
         values = _estimate(sketch, public, table, chosen, decode)
-        into = _support.nothing(sketch.parts, jnp.float32)
-        return _support.whole(_support.put(values, chosen, sketch.parts, into), context.shape)
+        return _support.put(values, chosen, sketch.parts, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
@@ -145,9 +134,7 @@ def s2_sketch(
         excess = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
         ratios = {"union_density": (union, jnp.float32(x.size)), "overflow": (excess, union)}
         if decode == "peel":
-            unsolved = unpeeled(
-                sketch, context.coins.public, context.statistics.support, sketch.room
-            )
+            unsolved = unpeeled(context, sketch, sketch.room)
             return Diagnostics(x, ratios=ratios | {"unpeeled": (unsolved, union)})
         dropped = excess / jnp.maximum(union, 1)
         error = dropped + (1 - dropped) * jnp.maximum(union - excess - 1, 0) / max(sketch.cells, 1)
@@ -168,9 +155,7 @@ def s2_sketch(
         diagnose=diagnose,
         claims=Claims(variance=None if decode == "median" else variance),
     )
-    return choose_form(
-        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
-    )
+    return choose_form(overflow, drop_overflow, decoded_to_nan(drop_overflow, fits))
 
 
 BITS = 8
@@ -255,12 +240,8 @@ def s2_codes(
 
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, public = sketch_of(x.shape), context.coins.public
-        if not x.size:
-            return S2Payload(_axis.varying_like(jnp.zeros((rows, 0), jnp.int8), x)), context.memory
         # With more parts than these, none would peel.
-        chosen = _support.window(
-            context.statistics.support, public, sketch.room_to_peel, sketch.parts
-        )
+        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
             NORM.value(context.statistics.norm),
@@ -282,11 +263,7 @@ def s2_codes(
     def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
         """The mean of the coordinates that peel, and whether the whole union peels."""
         sketch, public = sketch_of(context.shape), context.coins.public
-        if not sketch.parts.size:
-            return jnp.zeros(context.shape, jnp.float32), jnp.array(True)
-        chosen = _support.window(
-            context.statistics.support, public, sketch.room_to_peel, sketch.parts
-        )
+        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
@@ -302,25 +279,16 @@ def s2_codes(
             shape=peeled.values.shape,
             count=context.count,
         )
-        zeros = _support.nothing(sketch.parts, jnp.float32)
         fits = _support.count(context.statistics.support) <= sketch.room_to_peel
-        return (
-            _support.whole(_support.put(mean, chosen, sketch.parts, zeros), context.shape),
-            fits & jnp.all(peeled.solved == real),
-        )
+        dense = _support.put(mean, chosen, sketch.parts, context.shape)
+        return dense, fits & jnp.all(peeled.solved == real)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        unsolved = unpeeled(
-            sketch, context.coins.public, context.statistics.support, sketch.room_to_peel
-        )
-        density = (union, jnp.float32(x.size))
-        ratios = {
-            "union_density": density,
-            "unpeeled": (unsolved, union),
-            "overflow": (unsolved, union),
-        }
+        unsolved = unpeeled(context, sketch, sketch.room_to_peel)
+        density, lost = (union, jnp.float32(x.size)), (unsolved, union)
+        ratios = {"union_density": density, "unpeeled": lost, "overflow": lost}
         return Diagnostics(x, ratios=ratios)
 
     drop_overflow = Codec(
@@ -332,5 +300,4 @@ def s2_codes(
         diagnose=diagnose,
         claims=Claims(bounded=True),
     )
-    strict = drop_overflow.replace(decode=decode_or_nan)
-    return choose_form(overflow, drop_overflow=drop_overflow, strict=strict)
+    return choose_form(overflow, drop_overflow, drop_overflow.replace(decode=decode_or_nan))

@@ -12,11 +12,10 @@ from jaxcomm._require import AboveZero, Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import MOST, require_countable
 from jaxcomm.compression._means import peak
-from jaxcomm.compression._overflow import Overflow, overflow_totals
+from jaxcomm.compression._overflow import Overflow, diagnose_overflow
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.sparsifiers._sparse import (
-    IndexCode,
-    choose_layout,
+    layout_with_unused,
     make_count,
     pack_indices,
     select,
@@ -24,6 +23,10 @@ from jaxcomm.compression.sparsifiers._sparse import (
     unpack_indices,
 )
 from pallas_kernels._dispatch import nondifferentiable
+
+
+def _diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
+    return diagnose_overflow(context, context.memory.own.kept + x, after)
 
 
 class AdaCompPayload(NamedTuple):
@@ -126,17 +129,7 @@ def ada_comp(*, block_size: Positive = 500, capacity: Positive = 5) -> Codec:
         values = jnp.where(used, signed, 0) / context.count
         return to_dense(values, first + (code >> 1), context.shape)
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        target = context.memory.own.kept + x
-        return Diagnostics(target, totals=overflow_totals(after))
-
-    return Codec(
-        encode=encode,
-        decode=decode,
-        init=init,
-        diagnose=diagnose,
-        scope="leaf",
-    )
+    return Codec(encode=encode, decode=decode, init=init, diagnose=_diagnose, scope="leaf")
 
 
 ORDERS = 7  # the largest difference to the largest exponent that 3 bits encode
@@ -228,9 +221,7 @@ def variance_based(
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> IndexCode:
-        # An unused entry has the index `size`, one past the last coordinate.
-        return choose_layout(kept(size), size + 1, distinct=False)
+    layout_of = layout_with_unused(kept)
 
     def init(x: jax.Array) -> Memory:
         return Memory(FeedbackMemory(jnp.zeros_like(x), VarianceMemory(jnp.zeros_like(x))))
@@ -275,15 +266,11 @@ def variance_based(
         signed = jnp.where(codes >> 3 == 1, -values, values)
         return Entries(unpack_indices(payload.indices, layout), signed)
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        target = context.memory.own.kept + x
-        return Diagnostics(target, totals=overflow_totals(after))
-
     return Codec(
         encode=encode,
         decode=scattered(entries),
         init=init,
-        diagnose=diagnose,
+        diagnose=_diagnose,
         scope="leaf",
         fast=Fast(entries=entries),
     )

@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Memory, PyTree
 from jaxcomm._require import Positive, checked
-from jaxcomm.compression._bits import require_countable
+from jaxcomm.compression._bits import ValuesPayload, require_countable
 from jaxcomm.compression._means import headroom
 from jaxcomm.compression.quantizers._dither import l2_norm
 
@@ -19,12 +19,6 @@ Order: TypeAlias = Literal["cyclic", "random", "gauss_southwell"]
 
 SIGNS = 8
 PATIENCE = 4  # Sweeps after which a block is sent whatever its norm.
-
-
-class BlockPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    values: jax.Array  # float32[ceil(size / blocks)], zero after the end of the block
 
 
 class Turn(NamedTuple):
@@ -47,19 +41,15 @@ class Waiting(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """How many blocks are longer by one coordinate, and the size of the others."""
+    """How blocks are cut."""
 
-    longer: int
-    size: int
-
-    @property
-    def room(self) -> int:
-        """The coordinates of the largest block, the size of the payload."""
-        return self.size + (self.longer > 0)
+    longer: int  # blocks that are longer by one coordinate
+    size: int  # of the others
+    room: int  # the coordinates of the largest block, the size of the payload
 
 
 def _cut(size: int, blocks: int) -> _Cut:
-    return _Cut(require_countable(size) % blocks, size // blocks)
+    return _Cut(require_countable(size) % blocks, size // blocks, -(-size // blocks))
 
 
 def _place(cut: _Cut, size: int, block: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -221,14 +211,14 @@ def block_coordinate(blocks: Positive, order: Order = "cyclic") -> Codec:
     """
     rule = _RULES[order](blocks)
 
-    def encode(context: Context, x: jax.Array) -> tuple[BlockPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         cut = _cut(x.size, blocks)
         start, inside = _place(cut, x.size, rule.chosen(context))
         values = lax.dynamic_slice_in_dim(x.ravel(), start, cut.room)
         kept = jnp.where(inside, values.astype(jnp.float32) * headroom(context.workers), 0)
-        return BlockPayload(kept), context.memory
+        return ValuesPayload(kept), context.memory
 
-    def decode(context: Context, payload: BlockPayload) -> jax.Array:
+    def decode(context: Context, payload: ValuesPayload) -> jax.Array:
         size = math.prod(context.shape)
         start, _ = _place(_cut(size, blocks), size, rule.chosen(context))
         values = payload.values / (context.count * headroom(context.workers))
@@ -237,10 +227,7 @@ def block_coordinate(blocks: Positive, order: Order = "cyclic") -> Codec:
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         if payload is None and order == "gauss_southwell":
-            raise ValueError(
-                "`block_coordinate` with `order`='gauss_southwell' needs an aggregator that adds "
-                "payloads, in which workers agree on the block. Use `all_reduce_mean`."
-            )
+            raise ValueError("`order`='gauss_southwell' needs an aggregator that adds payloads.")
         return mean, rule.advance(context)
 
     return Codec(

@@ -1,21 +1,22 @@
 """Sends the rows, blocks or coordinates that are nonzero, on one worker or on any."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import _axis
 from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
 from jaxcomm._require import Share, checked
 from jaxcomm.compression import _bits, _support
+from jaxcomm.compression._bits import ValuesPayload
 from jaxcomm.compression._means import headroom, over_peak
 from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
     choose_form,
     decoded_to_nan,
-    overflow_totals,
+    diagnose_overflow,
     sent_as_nan,
 )
 from jaxcomm.compression._support import Granularity, Parts
@@ -87,7 +88,7 @@ def nonzero(
 
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int, IndexCode]:
         parts = _support.parts_of(shape, granularity)
-        room = _support.room_for(density, parts) if parts.size else 0
+        room = math.ceil(density * parts.number)
         # An unused entry has the index `number`, one past the last part.
         return parts, room, choose_layout(room, parts.number + 1, distinct=False)
 
@@ -104,36 +105,24 @@ def nonzero(
         return payload, context.memory._replace(report=Overflow(dropped))
 
     def decode(context: Context, payload: SparsePayload) -> jax.Array:
-        parts, room, layout = cut(context.shape)
-        if not room:
-            return jnp.zeros(context.shape, jnp.float32)
+        parts, _, layout = cut(context.shape)
         chosen = unpack_indices(payload.indices, layout).astype(jnp.int32)
-        into = _support.nothing(parts, jnp.float32)
         values = payload.values.astype(jnp.float32) / context.count
-        return _support.whole(_support.put(values, chosen, parts, into), context.shape)
-
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=overflow_totals(after))
+        return _support.put(values, chosen, parts, context.shape)
 
     drop_overflow = Codec(
         encode=encode,
         decode=decode,
-        diagnose=diagnose,
+        diagnose=diagnose_overflow,
         claims=Claims(contraction=lambda size, workers: density),
     )
-    return choose_form(overflow, drop_overflow=drop_overflow, strict=sent_as_nan(drop_overflow))
+    return choose_form(overflow, drop_overflow, sent_as_nan(drop_overflow))
 
 
 class UnionStatistics(NamedTuple):
     """The statistics that are reduced over workers before encoding."""
 
     support: Any  # uint32[ceil(parts / 32)], which parts are not zero
-
-
-class UnionPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    values: jax.Array  # float32[room, width]
 
 
 @checked
@@ -189,30 +178,23 @@ def nonzero_union(
 
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int]:
         parts = _support.parts_of(shape, granularity)
-        return parts, _support.room_for(density, parts) if parts.size else 0
+        return parts, math.ceil(density * parts.number)
 
     def measure(context: Context, x: jax.Array) -> UnionStatistics:
         return UnionStatistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)))
 
-    def encode(context: Context, x: jax.Array) -> tuple[UnionPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         parts, room = cut(x.shape)
-        if not room:
-            return UnionPayload(
-                _axis.varying_like(jnp.zeros((0, 1), jnp.float32), x)
-            ), context.memory
         chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, parts) * headroom(context.workers)
-        return UnionPayload(values.reshape(room, parts.width)), context.memory
+        return ValuesPayload(values.reshape(room, parts.width)), context.memory
 
-    def decode(context: Context, payload: UnionPayload) -> jax.Array:
+    def decode(context: Context, payload: ValuesPayload) -> jax.Array:
         parts, room = cut(context.shape)
-        if not room:
-            return jnp.zeros(context.shape)
         chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
         values = payload.values * (1 / (context.count * headroom(context.workers)))
-        into = _support.nothing(parts, jnp.float32)
-        return _support.whole(_support.put(values, chosen, parts, into), context.shape)
+        return _support.put(values, chosen, parts, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         parts, room = cut(x.shape)
@@ -221,7 +203,7 @@ def nonzero_union(
         density = (union, jnp.float32(x.size))
         return Diagnostics(x, ratios={"union_density": density, "overflow": (excess, union)})
 
-    def fits(context: Context, payload: UnionPayload) -> jax.Array:
+    def fits(context: Context, payload: ValuesPayload) -> jax.Array:
         return _support.count(context.statistics.support) <= cut(context.shape)[1]
 
     drop_overflow = Codec(
@@ -233,6 +215,4 @@ def nonzero_union(
         diagnose=diagnose,
         claims=Claims(contraction=lambda size, workers: density),
     )
-    return choose_form(
-        overflow, drop_overflow=drop_overflow, strict=decoded_to_nan(drop_overflow, fits)
-    )
+    return choose_form(overflow, drop_overflow, decoded_to_nan(drop_overflow, fits))

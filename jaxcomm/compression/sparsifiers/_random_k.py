@@ -1,7 +1,6 @@
 """Random coordinates: drawn with bits that all workers share, or with a probability for each."""
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +10,20 @@ from jaxcomm import _noise
 from jaxcomm._contract import Claims, Codec, Context, Fast, Memory
 from jaxcomm._require import Positive, Share, checked
 from jaxcomm.compression import _systematic
-from jaxcomm.compression._means import headroom, over_peak
-from jaxcomm.compression.sparsifiers._largest import count_true, kth_largest
+from jaxcomm.compression._bits import ValuesPayload, require_countable
+from jaxcomm.compression._means import count_true, headroom, over_peak
+from jaxcomm.compression.sparsifiers._largest import kth_largest
 from jaxcomm.compression.sparsifiers._sparse import (
-    IndexCode,
     Selection,
     SparsePayload,
     choose_layout,
     from_payload,
+    layout_with_unused,
     make_count,
     pack_indices,
     to_dense,
 )
 from pallas_kernels._dispatch import nondifferentiable
-
-
-class RandomKPayload(NamedTuple):
-    """The payload of one unit (a bucket or a leaf), or a sum of such payloads over workers."""
-
-    values: jax.Array  # float32[k]
 
 
 def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
@@ -85,12 +79,12 @@ def random_k(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def encode(context: Context, x: jax.Array) -> tuple[RandomKPayload, Memory]:
+    def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         indices = draw_coordinates(context.coins.public, x.size, kept(x.size))
         values = x.ravel()[indices].astype(jnp.float32)
-        return RandomKPayload(values * headroom(context.workers)), context.memory
+        return ValuesPayload(values * headroom(context.workers)), context.memory
 
-    def decode(context: Context, payload: RandomKPayload) -> jax.Array:
+    def decode(context: Context, payload: ValuesPayload) -> jax.Array:
         size = math.prod(context.shape)
         scale = size / max(kept(size), 1) / (context.count * headroom(context.workers))
         indices = draw_coordinates(context.coins.public, size, kept(size))
@@ -200,17 +194,10 @@ def wangni(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> IndexCode:
-        # Fewer than k may be drawn: an unused entry has the index `size`, one past the last
-        # coordinate.
-        return choose_layout(kept(size), size + 1, distinct=False)
+    layout_of = layout_with_unused(kept)  # Fewer than k may be drawn.
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
-        if x.size > MOST_COORDINATES:
-            raise ValueError(
-                f"`wangni` supports at most 2**28 coordinates, got {x.size}: use "
-                '`scope="bucket"`, or split the leaf.'
-            )
+        require_countable(x.size, MOST_COORDINATES)
         flat, count = x.ravel().astype(jnp.float32), kept(x.size)
         if not x.size:
             empty = jnp.zeros(0, jnp.uint32)
@@ -233,8 +220,4 @@ def wangni(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
         count = kept(size)
         return 0.0 if count == size else _systematic.excess(size, count) - 1
 
-    return Codec(
-        encode=encode,
-        decode=decode,
-        claims=Claims(variance=variance),
-    )
+    return Codec(encode=encode, decode=decode, claims=Claims(variance=variance))

@@ -74,6 +74,11 @@ def choose_layout(
     return min(candidates, key=lambda layout: layout.bits)
 
 
+def layout_with_unused(count: Callable[[int], int]) -> Callable[[int], IndexCode]:
+    """`size -> layout`; an unused entry has the index `size`, one past the last coordinate."""
+    return lambda size: choose_layout(count(size), size + 1, distinct=False)
+
+
 def pack_indices(indices: jax.Array, layout: IndexCode) -> jax.Array:
     """Packs ascending uint32[count] into uint32[ceil(bits / 32)]."""
     if layout.code == "bitmap":

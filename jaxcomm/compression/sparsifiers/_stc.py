@@ -16,6 +16,7 @@ from jaxcomm.compression.sparsifiers._sparse import (
     IndexCode,
     choose_layout,
     integers_of_indices,
+    layout_with_unused,
     make_count,
     pack_indices,
     to_dense,
@@ -174,9 +175,7 @@ def sbc(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     """
     kept = make_count(ratio, k)
 
-    def layout_of(size: int) -> IndexCode:
-        # An unused entry has the index `size`, one past the last coordinate.
-        return choose_layout(kept(size), size + 1, distinct=False)
+    layout_of = layout_with_unused(kept)
 
     def encode(context: Context, x: jax.Array) -> tuple[BinaryPayload, Memory]:
         (x,) = nondifferentiable("sbc", x)
@@ -202,9 +201,4 @@ def sbc(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
         count = kept(size)
         return 1 / (count + max(count, (size - 1) / count)) if size > 1 else 1.0
 
-    return Codec(
-        encode=encode,
-        decode=decode,
-        claims=Claims(contraction=contraction),
-        scope="leaf",
-    )
+    return Codec(encode=encode, decode=decode, claims=Claims(contraction=contraction), scope="leaf")

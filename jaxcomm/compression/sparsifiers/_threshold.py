@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Context, Diagnostics, Memory
+from jaxcomm._contract import Claims, Codec, Context, Memory
 from jaxcomm._require import AboveZero, Positive, Share, checked
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import require_countable
@@ -16,15 +16,14 @@ from jaxcomm.compression._overflow import (
     Overflow,
     Policy,
     choose_form,
-    overflow_totals,
+    diagnose_overflow,
     sent_as_nan,
 )
 from jaxcomm.compression.sparsifiers._largest import largest_of_each_sign, take_largest
 from jaxcomm.compression.sparsifiers._sparse import (
-    IndexCode,
     SparsePayload,
-    choose_layout,
     from_payload,
+    layout_with_unused,
     make_count,
     pack_indices,
     require_value_dtype,
@@ -98,9 +97,7 @@ def threshold(
     """
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
 
-    def layout_of(size: int) -> IndexCode:
-        # An unused entry has the index `size`, one past the last coordinate.
-        return choose_layout(kept(size), size + 1, distinct=False)
+    layout_of = layout_with_unused(kept)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
         flat = x.ravel()
@@ -112,16 +109,10 @@ def threshold(
         layout = layout_of(math.prod(context.shape))
         return from_payload(payload, layout, context.shape) / context.count
 
-    def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        return Diagnostics(x, totals=overflow_totals(after))
-
     drop_overflow = Codec(
-        encode=encode,
-        decode=decode,
-        diagnose=diagnose,
-        claims=Claims(bounded=True),
+        encode=encode, decode=decode, diagnose=diagnose_overflow, claims=Claims(bounded=True)
     )
-    return choose_form(overflow, drop_overflow=drop_overflow, strict=sent_as_nan(drop_overflow))
+    return choose_form(overflow, drop_overflow, sent_as_nan(drop_overflow))
 
 
 class TwoMeansPayload(NamedTuple):
@@ -185,9 +176,7 @@ def adaptive_threshold(*, ratio: Share) -> Codec:
         # Rounds down the count of each sign, but to at least 1.
         return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
-    def layout_of(size: int) -> IndexCode:
-        # An unused entry has the index `size`, one past the last coordinate.
-        return choose_layout(capacity(size), size + 1, distinct=False)
+    layout_of = layout_with_unused(capacity)
 
     def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
         (x,) = nondifferentiable("adaptive_threshold", x)
@@ -220,9 +209,4 @@ def adaptive_threshold(*, ratio: Share) -> Codec:
     def contraction(size: int, workers: int) -> float:
         return min(max(ratio / 2, 1 / size), 1 / max(math.floor(ratio * size), 1))
 
-    return Codec(
-        encode=encode,
-        decode=decode,
-        claims=Claims(contraction=contraction),
-        scope="leaf",
-    )
+    return Codec(encode=encode, decode=decode, claims=Claims(contraction=contraction), scope="leaf")

@@ -118,9 +118,7 @@ def top_k(
     """
     kept, dtype = make_count(ratio, k), require_value_dtype(value_dtype)
     if sample_ratio is not None and block_size is not None:
-        raise ValueError(
-            f"`sample_ratio`={sample_ratio} cannot be combined with `block_size`={block_size}."
-        )
+        raise ValueError("`sample_ratio` cannot be combined with `block_size`.")
 
     def layout_of(size: int) -> IndexCode:
         blocks, width = _blocks(size, block_size)

@@ -184,11 +184,11 @@ def test_claims() -> None:
 
 def test_mistakes() -> None:
     inner = dither(levels=7)
-    with pytest.raises(ValueError, match="`elias` needs a codec that states its integers"):
+    with pytest.raises(ValueError, match="`elias` needs a codec of levels or indices"):
         elias(scaled_signs())
     with pytest.raises(ValueError, match=r"feedback outside: `error_feedback\(rans\(codec\)\)`"):
         rans(error_feedback(inner))
-    with pytest.raises(ValueError, match="`rans` sends levels, but this codec sends indices"):
+    with pytest.raises(ValueError, match="`rans` needs a codec of levels, such as"):
         rans(top_k(k=3))
     with pytest.raises(ValueError, match="`codec` must be a codec"):
         elias(dither)
@@ -196,8 +196,6 @@ def test_mistakes() -> None:
         mean_of(rans(dither(levels=4095)))(given())
     with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):
         mean_of(elias(dither(levels=2**20)))(given())
-    with pytest.raises(ValueError, match="without feedback"):
-        measured_room(error_feedback(elias(inner)), given())
     with pytest.raises(ValueError, match=r"`updates` must be \[samples, ...\].* \(5,\)"):
         measured_room(elias(inner), jnp.zeros(5))
 

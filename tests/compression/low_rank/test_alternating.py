@@ -219,18 +219,11 @@ def test_keeps_the_laws_of_codecs(side: Any, name: str) -> None:
         ({"factor_codec": dither()}, "`factor_codec` needs `alternate`=True"),
         ({"factor_codec": "bfloat16", "alternate": True}, "must be a codec, such as"),
         ({"factor_codec": cast("bfloat16"), "alternate": True}, "payloads can be summed"),
-        ({"factor_codec": error_feedback(dither()), "alternate": True}, "without memory"),
     ],
 )
 def test_options_out_of_range_are_errors(options: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         jaxcomm.power_sgd(rank=1, **options)
-
-
-def test_a_factor_codec_with_memory_for_large_factors_is_an_error() -> None:
-    tx = jaxcomm.power_sgd(rank=2, alternate=True, factor_codec=projection(1, "right"))
-    with pytest.raises(ValueError, match="without memory"):
-        tx.init(jnp.ones((100, 100)))
 
 
 def test_sides_out_of_range_are_errors() -> None:

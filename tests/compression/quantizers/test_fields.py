@@ -47,7 +47,7 @@ def test_too_few_bits(levels: int | None, bits: int, workers: int, smallest: int
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(ValueError, match="at most 2 levels fit"):
+    with pytest.raises(ValueError, match="smallest width that works is over 32 bits"):
         choose_field(3, None, 10**9)
 
 

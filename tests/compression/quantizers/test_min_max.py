@@ -76,5 +76,5 @@ def test_options() -> None:
         with pytest.raises(ValueError, match="`levels`"):
             min_max_dither(levels=levels)
     codec, x = min_max_dither(levels=2**20), jnp.ones(3)
-    with pytest.raises(ValueError, match="No field of 32 bits"):
+    with pytest.raises(ValueError, match="At most 524288 `levels` fit in 32 bits"):
         codec.encode(context_of(codec, x, workers=2**13), x)

@@ -200,10 +200,9 @@ def test_a_sparsifier_pulls_sparse_updates_exactly(workers: int) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jaxcomm.proximal(optax.sgd(1.0), 0.1, 1.0), "must be a regularizer.*got 0.1"),
         (
             lambda: jaxcomm.proximal(optax.sgd(1.0), l1(1.0), -0.1),
-            "`learning_rate` must be a finite number of at least 0.*got -0.1",
+            "`learning_rate` must be a Python float of at least 0.*got -0.1",
         ),
         (lambda: jaxcomm.proximal(l1(1.0), l1(1.0), 0.1), "`tx` must be an optax transformation"),
     ],
@@ -214,9 +213,6 @@ def test_mistakes(make: Callable[[], Any], message: str) -> None:
 
 
 def test_mistakes_in_use() -> None:
-    tx, x = jaxcomm.proximal(optax.sgd(1.0), l1(1.0), 0.1), jnp.ones(3)
-    with pytest.raises(ValueError, match="`proximal` needs parameters"):
-        tx.update(x, tx.init(x))
     grouped = jaxcomm.proximal(optax.sgd(1.0), group_lasso(1.0), 0.1)
     with pytest.raises(ValueError, match="element-wise"):
         jaxcomm.init(jaxcomm.sharded_server(grouped), {"w": jnp.ones((4, 2))}, 2)

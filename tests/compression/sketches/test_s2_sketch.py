@@ -275,7 +275,6 @@ def test_feedback_refuses_what_may_diverge() -> None:
         ({"sketch_ratio": jnp.float32(1)}, "static_args"),
         ({"rows": 0}, "`rows` must be"),
         ({"granularity": "column"}, "`granularity` must be"),
-        ({"decode": "peel", "rows": 1}, "needs `rows` of 2 or more"),
         ({"bits": 8}, "needs `decode`='peel'"),
         ({"scope": "tree", "granularity": "element"}, "statistic of a single array"),
         ({"scope": "bucket"}, "two axes or more"),
