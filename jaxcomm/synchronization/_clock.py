@@ -189,4 +189,7 @@ def _require_progress(
     # Compiled explicitly: a direct call would become part of a surrounding traced program.
     total = over_all.lower(numbers).compile()(numbers)
     if (starved := np.flatnonzero(np.asarray(total) == 0)).size:
-        raise ValueError(f"`in_flight`='abort' starves the workers {starved.tolist()}.")
+        raise ValueError(
+            f"`in_flight`='abort' starves the workers {starved.tolist()}: each window ends before "
+            "their first mini-batch. Use 'finish_late' with `stale_params`, or longer windows."
+        )

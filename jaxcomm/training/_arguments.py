@@ -91,6 +91,11 @@ def require_carry(
                     f"`{name}` differs over the axes {list(axes)}, with which `axis_name`="
                     f"{axis_name!r} must begin."
                 )
+        elif any(map(any, jax.tree.leaves(getattr(specs, name)))):
+            raise ValueError(
+                f"Some leaves of `{name}` differ by worker and some do not: pass the whole of it "
+                "to `jaxcomm.replicate`, such as `jaxcomm.replicate(loss_scaled(...), mesh)`."
+            )
         elif shard_axes is not None:
             for path, x in jax.tree_util.tree_leaves_with_path(tree):
                 sharding = explicit_sharding(x)

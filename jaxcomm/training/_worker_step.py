@@ -118,7 +118,7 @@ class WorkerStep:
         on_worker = functools.partial(
             on_a_worker, mesh=mesh, shard_axes=shard_axes, check_vma=False
         )
-        taker = on_worker(self._taker, in_specs=of_loss[:1], args=args[:1])
+        taker = on_a_worker(self._taker, mesh, of_loss[:1], args[:1], shard_axes)
         if taker is not None:
             # The transformation runs the loss, so no types of the update are checked either.
 

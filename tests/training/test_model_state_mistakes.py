@@ -114,6 +114,10 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         returning(new, lambda workers: jaxcomm.replicate(STATE, 4, axis_name="other")),
         r"`model_state` differs over the axes \['other'\], with which `axis_name`='data'",
     ),
+    "a part that differs by worker": (
+        returning(new, lambda workers: {**STATE, "own": jaxcomm.replicate(STATE, workers)}),
+        r"Some leaves of `model_state` differ by worker.*the whole of it to `jaxcomm.replicate`",
+    ),
     "a counter that differs over the devices of a worker": (
         over_devices(lambda s, rows: {**s, "count": jnp.sum(rows > 0, dtype=jnp.int32)}),
         r"`model_state\['count'\]` is int32 and differs over \['model'\]",
