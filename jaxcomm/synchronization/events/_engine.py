@@ -317,7 +317,7 @@ def event_loop(
         none, zero = jnp.zeros(workers, jnp.int32), jnp.zeros((), jnp.int32)
         seconds, times = draw(zero), Seconds(*[jnp.zeros(workers, jnp.float32) for _ in range(2)])
         begins = policy.begins(state, jnp.ones(workers, bool))
-        return Progress(
+        progress = Progress(
             policy=state,
             events=zero,
             due=later(times, seconds),
@@ -328,6 +328,7 @@ def event_loop(
             next_seconds=seconds,
             releases=zero + 1,
         )
+        return jax.tree.map(jnp.copy, progress)  # `run` may donate them, and not the parameters.
 
     def take(progress: Progress) -> tuple[Progress, Record]:
         worker = first(progress.due, ~progress.idle)

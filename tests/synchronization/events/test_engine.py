@@ -91,6 +91,16 @@ def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
     assert (other.start(jnp.ones(3)).due.high != start.due.high).all()
 
 
+@pytest.mark.parametrize("row", marked(PLAIN, {"decoupled_diloco"}))
+def test_progress_may_be_donated_and_the_parameters_stay(row: Row) -> None:
+    params = jnp.zeros(3)
+    loop = events.event_loop(row.policy(4), row.plain, row.straggler, workers=4)
+    run = jax.jit(loop.run, static_argnums=1, donate_argnums=0)
+    progress, _ = run(loop.start(params), 2)
+    run(progress, 2)
+    np.testing.assert_array_equal(params, 0)
+
+
 def test_equal_times_go_by_the_index() -> None:
     loop = compiled(events.parameter_server(optax.sgd(0.1)), deterministic([0.1] * 3), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 9)
