@@ -219,7 +219,7 @@ def restore_memories(
     if found != needed or len(last) != len(first):
         raise ValueError(
             f"This state has memory of shapes {found}, and these updates need {needed}: it was "
-            "made for other parameters, or another codec, `scope` or `bucket_bytes`."
+            "made for other parameters, or another codec or option. Use `jaxcomm.init`."
         )
     return kept
 

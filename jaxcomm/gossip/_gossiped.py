@@ -278,7 +278,9 @@ def _require_memory(memory: PyTree, expected: PyTree) -> None:
         return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
     if form(memory) != form(expected):
-        raise ValueError("This state is of another gossip method or setting: use `jaxcomm.init`.")
+        raise ValueError(
+            "This state is of another method, `overlap` or `staleness`: use `jaxcomm.init`."
+        )
 
 
 def _scaled(steps: PyTree, share: jax.Array, wide: Any) -> PyTree:

@@ -149,9 +149,10 @@ def fully_sharded_value_and_grad(
         "scope": scope,
         "bucket_bytes": bucket_bytes,
     }
-    if not gather and any(value is not None for value in options.values()):
+    given = [name for name, value in options.items() if value is not None]
+    if given and not gather:
         raise ValueError(
-            f"With `gather=False`, {[*options]} have no effect here: pass them to the "
+            f"With `gather=False`, {given} would have no effect here: pass them to the "
             "`jaxcomm.aggregation.weight_gather` of the loss."
         )
     gathered = weight_gather(specs, axis_name=axis_name, **options)

@@ -352,8 +352,8 @@ class WorkerStep:
             within,
             "The update",
             "Place an aggregator over them, such as `jaxcomm.mean()`, first in `optax.chain`, or "
-            "let parameters differ by `jaxcomm.replicate(params, mesh)`. A frozen leaf needs zeros "
-            "of the parameters, `optax.tree.zeros_like(params)`.",
+            "let parameters differ by `jaxcomm.replicate(params, mesh)`. A frozen leaf needs "
+            "`optax.stateless(lambda updates, params: optax.tree.zeros_like(params))`.",
         )
         _axis.require_replicated(
             after,

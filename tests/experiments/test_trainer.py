@@ -135,7 +135,7 @@ def test_the_compression_error_of_votes_means_nothing(task: Task) -> None:
     ("method", "batch", "message"),
     [
         ("foo", 32, "no method 'foo'"),
-        ("mean", 31, "not divisible by 2 workers"),
+        ("mean", 31, "not evenly divisible"),
         ("mean", 1200, "--batch 1200 exceeds the 1150 training examples that remain"),
     ],
 )

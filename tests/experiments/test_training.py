@@ -95,7 +95,7 @@ def test_a_malformed_label_is_an_error(label: str) -> None:
 
 
 def test_an_invalid_batch_or_number_of_devices_is_an_error(task: Task) -> None:
-    for batch, message in ((63, "not divisible by 2 workers"), (6400, "exceeds the 1437")):
+    for batch, message in ((63, "not evenly divisible"), (6400, "exceeds the 1437")):
         with pytest.raises(ExperimentError, match=message):
             make_program(task, make_variant("mean", None), "sgd", 0.05, batch, make_mesh(2))
     with pytest.raises(ExperimentError, match="--devices 1000 exceeds the"):

@@ -309,7 +309,7 @@ def test_ranks_are_stages_of_a_warmup() -> None:
 
 def test_ranks_without_a_common_memory_rank_are_no_stages() -> None:
     stages = [jaxcomm.power_sgd(rank=rank) for rank in (4, 1)]
-    with pytest.raises(ValueError, match="stages of `warmup` share one state"):
+    with pytest.raises(ValueError, match="This state has memory of shapes"):
         run(jaxcomm.warmup(stages, every=2), tree_updates())
 
 

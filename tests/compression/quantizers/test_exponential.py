@@ -142,7 +142,7 @@ def test_options_that_do_not_go_with_exponents(options: dict) -> None:
         jaxcomm.global_qsgd(dithering="exponential", **options)
     with pytest.raises(ValueError, match="`dithering` must be one of"):
         jaxcomm.global_qsgd(dithering="natural")
-    with pytest.raises(ValueError, match="`merged_mean` needs a codec"):
+    with pytest.raises(ValueError, match="`merged_mean` needs a merge"):
         jaxcomm.global_qsgd(reduce="tree")
 
 
