@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxcomm import Codec, Coins, Context
-from jaxcomm.testing import _single_worker
+from jaxcomm.testing import _codec
 
 
 def jitted(codec: Codec) -> Codec:
@@ -26,7 +26,7 @@ def context_of(
 ) -> Context:
     """With local statistics: the context for `encode`, and after `received` for `decode`."""
     drawn = coins_of(coins) if isinstance(coins, int) else coins
-    return _single_worker.context_of(codec, x, drawn, memory, workers)
+    return _codec.context_of(codec, x, drawn, memory, workers)
 
 
 def _once(codec: Codec, memory: Any, x: jax.Array, coins: Coins) -> tuple[jax.Array, Any]:

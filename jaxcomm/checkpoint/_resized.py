@@ -15,13 +15,11 @@ from jaxcomm.synchronization import StaleParams, redeal, resize_clock
 from jaxcomm.synchronization._clock import Clock
 from jaxcomm.synchronization._deal import Deal
 
-_BY_WORKER = Clock, Deal, StaleParams
-
 _PER_WORKER = re.compile(r"\.per_worker\['[^']*'\]|\['per_worker'\]\['[^']*'\]")
 
 
 def _is_by_worker(node: Any) -> bool:
-    return isinstance(node, _BY_WORKER)
+    return isinstance(node, Clock | Deal | StaleParams)
 
 
 def _by_worker(state: PyTree) -> set[str]:

@@ -279,9 +279,7 @@ def wait_free(
     aggregators = [*tx] if isinstance(tx, list | tuple) and not hasattr(tx, "update") else [tx]
     axes = common_axes(aggregators, "wait_free")
     if option := needs_whole(aggregators):
-        raise ValueError(
-            f"`wait_free` never has all gradients at once: leave out {option}."
-        )
+        raise ValueError(f"`wait_free` never has all gradients at once: leave out {option}.")
     groups = None if plan is None else [[*group] for group in plan]
 
     def divided(tree: PyTree) -> Divided:

@@ -5,8 +5,21 @@ AssertionError that names it. `import jaxcomm` does not import this package.
 """
 
 from jaxcomm.testing._aggregator import AggregatorTrial
-from jaxcomm.testing._aggregator_laws import AGGREGATOR_LAWS, check_aggregator
-from jaxcomm.testing._codec import check_codec
 from jaxcomm.testing._gossip import check_gossip
+from jaxcomm.testing._laws import (
+    AGGREGATOR_LAWS,
+    CODEC_LAWS,
+    CodecTrial,
+    check_aggregator,
+    check_codec,
+)
 
-__all__ = ["AGGREGATOR_LAWS", "AggregatorTrial", "check_aggregator", "check_codec", "check_gossip"]
+__all__ = [
+    "AGGREGATOR_LAWS",
+    "CODEC_LAWS",
+    "AggregatorTrial",
+    "CodecTrial",
+    "check_aggregator",
+    "check_codec",
+    "check_gossip",
+]

@@ -2,20 +2,17 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxcomm._contract import PyTree
-from jaxcomm._require import require_transformation
 from jaxcomm.testing._aggregator import (
     AggregatorTrial,
     Mode,
-    Nonfinite,
     draws_of,
     of_one_worker,
     own_leaves,
@@ -162,7 +159,7 @@ def require_nonfinite(trial: AggregatorTrial) -> None:
         require_law(visible.all(), "nonfinite", f"{what}, the workers' results are {found[:, hit]}")
 
 
-def require_memory(trial: AggregatorTrial) -> None:
+def require_kept_memory(trial: AggregatorTrial) -> None:
     """A non-finite coordinate on some workers changes no worker's memory."""
     law = "memory after nonfinite"
     for mode, values in _spoilt(trial):
@@ -365,131 +362,3 @@ def require_permutation(trial: AggregatorTrial) -> None:
         off = np.abs(given - signs.mean(axis=0)).max()
         what = f"{trial} that hold -1, 0 or 1, the result is {off:.3g} off; {bound:.3g} is allowed."
         require_law(off <= max(bound, 1e-6), "permutation", what)
-
-
-AGGREGATOR_LAWS: Mapping[str, Callable[[AggregatorTrial], None]] = {
-    "update types": require_update_types,
-    "state types": require_state_types,
-    "replicas": require_replicas,
-    "modes": require_modes,
-    "jit": require_jit,
-    "nonfinite": require_nonfinite,
-    "memory after nonfinite": require_memory,
-    "zeros": require_zeros,
-    "shapes": require_shapes,
-    "resolution": require_resolution,
-    "overflow": require_overflow,
-    "weights": require_weights,
-    "equal weights": require_equal_weights,
-    "unbiased": require_no_bias,
-    "variance": require_variance,
-    "permutation": require_permutation,
-}
-"""What every aggregator is held to, by name."""
-
-# Laws that hold only of an aggregator that claims them.
-_CLAIMED: Mapping[str, Callable[[AggregatorTrial], bool]] = {
-    "zeros": lambda trial: trial.silent,
-    "resolution": lambda trial: trial.resolution is not None,
-    "overflow": lambda trial: trial.resolution is not None,
-    "weights": lambda trial: trial.weighted,
-    "equal weights": lambda trial: trial.weighted,
-    "unbiased": lambda trial: trial.unbiased,
-    "variance": lambda trial: trial.variance is not None,
-}
-
-
-def aggregator_laws_of(trial: AggregatorTrial) -> dict[str, Callable[[AggregatorTrial], None]]:
-    """Returns the laws that hold of the aggregator by what it claims."""
-    return {
-        name: law
-        for name, law in AGGREGATOR_LAWS.items()
-        if name not in _CLAIMED or _CLAIMED[name](trial)
-    }
-
-
-def check_aggregator(
-    tx: optax.GradientTransformation,
-    *,
-    workers: int = 3,
-    axis_name: str = "data",
-    params: PyTree = None,
-    resolution: float | None = None,
-    unbiased: bool = False,
-    variance: Callable[[int, int], float] | None = None,
-    weighted: bool = False,
-    zeros: bool = True,
-    nonfinite: Nonfinite = "all",
-    draws: int = 2000,
-) -> None:
-    r"""Checks that a transformation that averages over workers satisfies the aggregator laws.
-
-    Workers are simulated with `jax.vmap`. If there are enough devices, they also run in
-    `jax.shard_map` with `check_vma=True`. The check itself sends nothing; only `tx` does. The laws,
-    with the names that error messages use:
-
-    - `update types`, `state types`: updates and state keep structure, shapes and dtypes.
-    - `replicas`: results are equal on all workers, bit for bit.
-    - `modes`, `jit`: results are the same on a mesh and on one device, compiled or not.
-    - `permutation`: the result does not depend on the order of the workers.
-    - `shapes`: scalars and leaves without elements are leaves like any other.
-    - `nonfinite`, `memory after nonfinite`: a NaN or an infinity on one worker makes the update NaN
-      on all workers and leaves each worker's memory unchanged.
-    - `zeros`: a coordinate that is zero on all workers is zero in the first update.
-    - `weights`, `equal weights`, with `weighted`: the result is the weighted mean, a common factor
-      changes nothing, and weights that are negative or overflow make it NaN.
-    - `resolution`, `overflow`, if `resolution` is set: the error of each coordinate is within it,
-      also for the smallest and largest numbers, and if all workers hold the extreme value.
-    - `unbiased`, `variance`, if set: the average over draws is the mean over workers, and the
-      squared error is within the bound. A correct method fails in one run of a million.
-
-    Args:
-      tx: The aggregator, without an optimizer.
-      workers: The number of workers.
-      axis_name: The mesh axis over which `tx` averages.
-      params: A pytree of arrays or `jax.ShapeDtypeStruct` with the shapes and dtypes of one
-        worker's update. Default: a vector, a matrix and a scalar in float32, and for the laws of
-        types a tree with bfloat16 and float16 as well.
-      resolution: The largest error of a coordinate, relative to the largest magnitude on any
-        worker; 0 for a mean that is exact up to floating-point rounding. Default: not tested.
-      unbiased: Whether the expectation of the result is the mean.
-      variance: `(coordinates, workers) -> theta`, with
-        `E|result - mean|^2 <= theta / workers * sum |x_i|^2`. Default: not tested.
-      weighted: Whether `tx.update` takes `weight=`.
-      zeros: Whether zeros must give zeros.
-      nonfinite: `"all"` if a non-finite coordinate on a worker must make the whole update NaN,
-        `"coordinate"` if only this coordinate must be non-finite.
-      draws: The number of steps over which `unbiased` averages the result.
-
-    Returns:
-      Nothing.
-
-    Raises:
-      AssertionError: If a law is violated. The message names the law, the input and the numbers.
-      ValueError: If `tx` is not a transformation, or rejects its input.
-
-    Example:
-      >>> import optax, jaxcomm
-      >>> from jaxcomm.testing import check_aggregator
-      >>> check_aggregator(jaxcomm.global_qsgd(levels=3), resolution=1 / 3, unbiased=True)
-      >>> half = optax.chain(jaxcomm.global_qsgd(levels=3), optax.scale(0.5))
-      >>> check_aggregator(half, unbiased=True)
-      Traceback (most recent call last):
-      AssertionError: law 'unbiased': ...
-    """
-    require_transformation(tx)
-    trial = AggregatorTrial(
-        tx,
-        workers,
-        axis_name,
-        leaves=None if params is None else jax.eval_shape(lambda tree: tree, params),
-        resolution=None if resolution is None else lambda workers, size: resolution,
-        unbiased=unbiased,
-        variance=variance,
-        weighted=weighted,
-        silent=zeros,
-        nonfinite=nonfinite,
-        draws=draws,
-    )
-    for law in aggregator_laws_of(trial).values():
-        law(trial)

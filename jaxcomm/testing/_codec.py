@@ -1,15 +1,18 @@
-"""The laws of a codec: form, layout, memory, sums, repeats, claims; on one worker."""
+"""Runs a codec without an aggregator, and the laws of a codec.
+
+Workers are arrays [workers, ...] on one device. As in aggregators, they share statistics if their
+payloads are combined.
+"""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm._contract import Claims, Codec, Coins, Context, Layout, Memory, PyTree
-from jaxcomm._require import require_option
 from jaxcomm.testing._law import (
     inputs,
     require_equal,
@@ -19,14 +22,102 @@ from jaxcomm.testing._law import (
     require_unbiased,
     with_extremes,
 )
-from jaxcomm.testing._single_worker import (
-    SentPayload,
-    context_of,
-    decoded,
-    keys,
-    send,
-    sent,
-)
+
+_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
+    "sum": functools.partial(jnp.sum, axis=0),
+    "max": functools.partial(jnp.max, axis=0),
+    "or": lambda words: jax.lax.reduce(words, words.dtype.type(0), jax.lax.bitwise_or, (0,)),
+    "equal": lambda values: values[0],
+}
+
+
+class SentPayload(NamedTuple):
+    """The results of one step of all workers.
+
+    Attributes:
+      contexts: The contexts of `encode`; leaves are [workers, ...].
+      payloads: [workers, ...].
+      after: The memories after `encode`, [workers, ...].
+      decoded: Each payload as others decode it, [workers, *shape].
+    """
+
+    contexts: Context
+    payloads: PyTree
+    after: Memory
+    decoded: jax.Array
+
+
+def context_of(
+    codec: Codec, x: jax.Array, coins: Coins, memory: Memory | None = None, workers: int = 1
+) -> Context:
+    """Returns the context of one worker with its own statistics, for `encode` and receivers."""
+    memory = codec.init(x) if memory is None else memory
+    context = Context(coins, memory, (), workers, 1, x.shape)
+    return context.replace(statistics=codec.measure(context, x))
+
+
+def reduce_statistics(kinds: PyTree, measured: PyTree) -> PyTree:
+    """Reduces statistics [workers, ...] over workers."""
+    return jax.tree.map(lambda kind, values: _REDUCTIONS[kind](values), kinds, measured)
+
+
+def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> SentPayload:
+    """Runs one step of all workers on updates [workers, *shape]."""
+    workers, *shape = x.shape
+    public, private = jax.random.split(key)
+    privates = jax.random.split(private, workers)
+    together = workers if codec.combine is not None else 1
+
+    def context_with(private: jax.Array, memory: Memory, statistics: PyTree = ()) -> Context:
+        return Context(Coins(public, private), memory, statistics, together, 1, tuple(shape))
+
+    def measure(private: jax.Array, memory: Memory, x: jax.Array) -> PyTree:
+        return codec.measure(context_with(private, memory), x)
+
+    measured = jax.vmap(measure)(privates, memories, x)
+    separate = codec.combine is None  # Then each payload travels with its own statistics.
+    statistics = measured if separate else reduce_statistics(codec.reduce_statistics, measured)
+
+    def encode(private: jax.Array, memory: Memory, x: jax.Array, statistics: PyTree) -> SentPayload:
+        context = context_with(private, memory, statistics)
+        payload, after = codec.encode(context, x)
+        return SentPayload(context, payload, after, codec.decode(context.received(), payload))
+
+    axes = (0, 0, 0, 0 if separate else None)
+    return jax.vmap(encode, in_axes=axes)(privates, memories, x, statistics)
+
+
+@functools.cache
+def _draws(codec: Codec) -> Any:
+    def once(x: jax.Array, key: jax.Array) -> SentPayload:
+        return send(codec, x, jax.vmap(codec.init)(x), key)
+
+    return jax.jit(jax.vmap(once, in_axes=(None, 0)))
+
+
+@functools.cache
+def _decoded(codec: Codec) -> Any:
+    def once(x: jax.Array, key: jax.Array) -> jax.Array:
+        return send(codec, x, jax.vmap(codec.init)(x), key).decoded
+
+    return jax.jit(jax.vmap(once, in_axes=(None, 0)))
+
+
+def keys(draws: int, seed: int) -> jax.Array:
+    """Returns one key per step."""
+    return jax.random.split(jax.random.key(seed, impl="threefry2x32"), draws)
+
+
+def sent(codec: Codec, x: np.ndarray, draws: int, seed: int) -> SentPayload:
+    """Repeats the first step on updates [workers, *shape]; leaves are [draws, workers, ...]."""
+    result: SentPayload = _draws(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed))
+    return result
+
+
+def decoded(codec: Codec, x: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """Returns the decoded payloads of first steps, [draws, workers, *shape] in float64."""
+    return np.asarray(_decoded(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed)), np.float64)
+
 
 PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
 RECEIVERS = "receivers decode"
@@ -76,6 +167,11 @@ def _require_statistics(codec: Codec, measured: PyTree, what: str) -> None:
 
 def require_form(codec: Codec, *, size: int, workers: int) -> None:
     """Checks the types of payload, statistics, decoded array and memory, for several shapes."""
+    require_law(
+        codec.layout in get_args(Layout),
+        LAYOUT,
+        f"it must be one of {get_args(Layout)}, got {codec.layout!r}.",
+    )
     for shape in _shapes(size):
         _require_shape(codec, shape, workers)
 
@@ -140,13 +236,6 @@ def require_layout(codec: Codec, *, size: int, workers: int, seed: int) -> None:
     Statistics of two parts, combined as `reduce_statistics` specifies, must equal those of the
     whole. With these statistics, no decoded coordinate may depend on another coordinate.
     """
-    require_law(
-        codec.layout in get_args(Layout),
-        LAYOUT,
-        f"it must be one of {get_args(Layout)}, got {codec.layout!r}.",
-    )
-    if codec.layout != "shared_statistics":
-        return
     require_law(
         set(jax.tree.leaves(codec.reduce_statistics)) <= _OF_PAIRS.keys(),
         LAYOUT,
@@ -396,77 +485,3 @@ def require_claims(
     if claims.contraction is not None:
         delta = claims.contraction(size, together)
         require_contraction(codec, delta, size=size, workers=workers, draws=draws, seed=seed)
-
-
-def check_codec(
-    codec: Codec,
-    claims: Claims | None = None,
-    *,
-    size: int = 48,
-    workers: Sequence[int] = (1, 3),
-    draws: int = 2000,
-    seed: int = 0,
-) -> None:
-    r"""Checks that a codec satisfies the laws of :class:`jaxcomm.Codec` and its own claims.
-
-    Workers are simulated with `jax.vmap` on one device. Nothing is sent. A *unit* is the array that
-    the codec encodes. *Coins* are the random keys in its context: the public coin is equal on all
-    workers, the private coin is not. The laws, with the names that error messages use:
-
-    - `payload`, `statistics`, `decoded`, `memory types`: the payload is a pytree of arrays,
-      statistics have the structure of `reduce_statistics`, `decode` returns float32 of the unit's
-      shape, and memory keeps its structure, shapes and dtypes.
-    - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
-    - `receivers decode`: `decode` depends neither on the private coin nor on memory.
-    - `entries`, for a codec that states them in `fast`: each coordinate occurs at most once.
-    - `NaN shows`, for what `exposes_nonfinite` of `fast` names: a NaN is visible in the result.
-    - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
-      and with these statistics coordinates are encoded independently.
-    - `encode leaves shared memory`: `encode` does not change `memory.shared`.
-    - `finalize is equal on all workers`: the update and `memory.shared` that `finalize` returns are
-      the same on all workers.
-    - `sums`, with `combine="sum"`: the sum of payloads, added in their own dtypes, decodes to the
-      mean of the decoded payloads, even if all workers have the extreme value.
-    - `unbiased`, `variance`, `contraction`: claims hold on various inputs (normal, heavy-tailed,
-      sparse, one-hot, constant, zero, tiny, huge). Each is tested so that a correct codec fails in
-      one run of a million.
-
-    If a codec has a variant that drops overflow (`codec.drop_overflow`), NaN from the other variant
-    is not a violation.
-
-    Args:
-      codec: The codec.
-      claims: The bounds to check. Default: `codec.claims`.
-      size: The number of coordinates of the unit.
-      workers: The numbers of workers to test, which share statistics.
-      draws: The number of steps for measuring the claims, each with separate coins.
-      seed: The seed of the coins. Inputs are always the same.
-
-    Returns:
-      Nothing.
-
-    Raises:
-      AssertionError: If a law is violated. The message names the law, the input and the numbers.
-      ValueError: If `codec` is not a codec, or rejects the number of workers.
-
-    Example:
-      >>> from jaxcomm.compression.quantizers import dither
-      >>> from jaxcomm.testing import check_codec
-      >>> check_codec(dither(levels=3))
-      >>> truncating = dither(levels=3).replace(decode=lambda context, payload: ...)
-      >>> check_codec(truncating)
-      Traceback (most recent call last):
-      AssertionError: law 'decoded': ...
-    """
-    require_option(codec, "codec", Codec)
-    claims = codec.claims if claims is None else claims
-    for count in workers:
-        require_form(codec, size=size, workers=count)
-    require_repeats(codec, size=size, seed=seed)
-    require_exposed(codec, size=size, seed=seed)
-    for count in workers:
-        require_memory(codec, size=size, workers=count, seed=seed)
-        require_layout(codec, size=size, workers=count, seed=seed)
-        if codec.combine == "sum":
-            require_sums(codec, workers=count, size=size, seed=seed)
-        require_claims(codec, claims, size=size, workers=count, draws=draws, seed=seed)

@@ -213,9 +213,7 @@ def test_what_needs_gradients_is_refused(tx: Any) -> None:
 
 
 def test_other_mistakes() -> None:
-    with pytest.raises(
-        ValueError, match="gradients at once: leave out directions"
-    ):
+    with pytest.raises(ValueError, match="gradients at once: leave out directions"):
         jaxcomm.scheduling.wait_free(jaxcomm.zeroth_order())
     state = jnp.zeros(3)
     tx = jaxcomm.zeroth_order()

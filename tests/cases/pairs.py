@@ -27,7 +27,7 @@ from tests.cases.weaker import COLUMNS, Data
 HERE = pathlib.Path(__file__).parent
 # Modules with rows; a file with laws imports one.
 TABLES = re.compile(
-    r"tests\.(cases|synchronization\.events\.rows|laws\.test_testing)|pallas_kernels\.arg_specs"
+    r"tests\.(cases|synchronization\.events\.rows|laws\.test_codecs)|pallas_kernels\.arg_specs"
 )
 SIZES = (12, 1000)  # Coordinates for which claims are given, for 8 workers.
 CLAIMS: dict[str, Callable[[Any], list[float]]] = {

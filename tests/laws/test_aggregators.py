@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxcomm.testing import AGGREGATOR_LAWS
-from jaxcomm.testing._aggregator_laws import aggregator_laws_of
+from jaxcomm.testing._laws import aggregator_laws_of
 from tests.cases import CASES, REPRESENTATIVES, Case
 
 WORKERS: Mapping[str, tuple[int, ...]] = {

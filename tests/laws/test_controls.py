@@ -10,9 +10,9 @@ from jaxcomm import Codec, Context
 from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.testing import AGGREGATOR_LAWS
+from jaxcomm.testing._codec import require_sums
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
-from tests.laws.test_sums import check_sums
 from tests.laws.test_wire import check_bytes
 
 (HONEST,) = (c for c in CASES if c.name == "global_qsgd_8_bits")
@@ -98,7 +98,7 @@ FAILURES = {
     "half a mean is far": lambda: law("resolution", _scaled_by_half()),
     "another's coins": lambda: check_workers_draw_apart(control("coins", _anothers_coins())),
     "too narrow wraps": lambda: law("overflow", control("narrow", _one_bit_too_narrow()), 8),
-    "too narrow sums": lambda: check_sums(control("narrow", _one_bit_too_narrow()), 8),
+    "too narrow sums": lambda: require_sums(_one_bit_too_narrow(), workers=8),
     "float is not 8 bits": lambda: check_bytes(_float_in_disguise(), 8),
     "hidden NaN": lambda: law("nonfinite", _nan_hidden()),
     "one worker is no mean": lambda: law("permutation", _first_worker_only()),
@@ -118,5 +118,5 @@ def test_the_honest_row_passes_the_same_laws() -> None:
     law("resolution", HONEST)
     check_workers_draw_apart(HONEST)
     law("overflow", HONEST, 8)
-    check_sums(HONEST, 8)
+    require_sums(HONEST.codec, workers=8)
     check_bytes(HONEST, 8)

@@ -5,24 +5,8 @@ import pytest
 
 import jaxcomm
 from jaxcomm.compression import blockwise, rotated
-from jaxcomm.testing._codec import require_sums
 from tests.cases import CASES, Case
-from tests.slow import slow
 from tests.workers import draws, flat, gradients
-
-SUMMABLE = [c for c in CASES if c.integer_sum and c.codec and c.codec.combine == "sum"]
-
-
-def check_sums(case: Case, workers: int) -> None:
-    require_sums(case.codec, workers=workers)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("workers", [slow(1), slow(2), 5, 8])
-@pytest.mark.parametrize("case", SUMMABLE, ids=repr)
-def test_sums(case: Case, workers: int) -> None:
-    check_sums(case, workers)
-
 
 MERGED = [c for c in CASES if c.codec and callable(c.codec.combine)]
 WRAPPERS = {

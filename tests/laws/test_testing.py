@@ -27,36 +27,7 @@ from jaxcomm import (
 from jaxcomm._axis import is_simulated
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.testing import check_aggregator, check_codec, check_gossip
-from tests.cases import CASES, rows
 from tests.cases._gossip import GossipCase, gossip_rows
-
-
-class CodecRow(NamedTuple):
-    """A codec, under the name of the first row that has it."""
-
-    name: str
-    codec: Codec
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _codecs() -> list[CodecRow]:
-    """The codecs of all rows, each once, with and without feedback."""
-    first: dict[Codec, str] = {}
-    for case in CASES:
-        for codec in filter(None, (case.codec, case.compressor)):
-            # The codec inside feedback has a separate name in one row.
-            inner = codec is case.compressor and codec is not case.codec
-            first.setdefault(codec, f"{case.name}_without_feedback" if inner else case.name)
-    return [CodecRow(name, codec) for codec, name in first.items()]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`bits`=.* leaves .* levels:UserWarning")  # Of 3 workers.
-@pytest.mark.parametrize("case", rows(_codecs(), {"top_k_sgd"}), ids=repr)
-def test_every_codec(case: CodecRow) -> None:
-    check_codec(case.codec)
 
 
 # Codecs of integers between two levels, and what is wrong with them.
