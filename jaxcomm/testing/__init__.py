@@ -5,7 +5,7 @@ AssertionError that names it. `import jaxcomm` does not import this package.
 """
 
 from jaxcomm.testing._aggregator import AggregatorTrial
-from jaxcomm.testing._gossip import check_gossip
+from jaxcomm.testing._gossip import GOSSIP_LAWS, GossipTrial, check_gossip
 from jaxcomm.testing._laws import (
     AGGREGATOR_LAWS,
     CODEC_LAWS,
@@ -17,8 +17,10 @@ from jaxcomm.testing._laws import (
 __all__ = [
     "AGGREGATOR_LAWS",
     "CODEC_LAWS",
+    "GOSSIP_LAWS",
     "AggregatorTrial",
     "CodecTrial",
+    "GossipTrial",
     "check_aggregator",
     "check_codec",
     "check_gossip",
