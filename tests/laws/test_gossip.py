@@ -12,11 +12,17 @@ WORKERS = 4
 
 
 def _law(law: str) -> Any:
-    @pytest.mark.parametrize("case", gossip_rows(WORKERS, {"dpsgd"}), ids=repr)
-    def test(case: GossipCase) -> None:
+    rows = [
+        pytest.param(case, WORKERS, id=case.name, marks=row.marks)
+        for row in gossip_rows(WORKERS, {"dpsgd"})
+        for case in row.values
+    ]
+
+    @pytest.mark.parametrize(("case", "workers"), rows)
+    def test(case: GossipCase, workers: int) -> None:
         # DeepSqueeze's largest coordinates are always those of some workers only.
         tolerance = np.inf if case.name == "deep_squeeze" else 1e-3
-        GOSSIP_LAWS[law](GossipTrial(case.make(WORKERS), WORKERS, tolerance=tolerance))
+        GOSSIP_LAWS[law](GossipTrial(case.make(workers), workers, tolerance=tolerance))
 
     test.law = GOSSIP_LAWS[law]  # For `tests.cases.pairs`, which reads its bounds.
     return test
