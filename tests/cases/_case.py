@@ -62,8 +62,6 @@ class Case(NamedTuple):
       counted: The results whose mean holds every worker's part so well, where they differ.
       settles: The error vanishes if updates do not change.
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, if it is no mean.
-      exempt: Mistakes of `tests.mutants` that the row cannot make, or that cannot be seen in its
-        results, each with the reason. A row without memory need not name it.
       nonfinite: Whether a NaN makes the whole update NaN, or its coordinate only.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
     """
@@ -95,7 +93,6 @@ class Case(NamedTuple):
     counted: int = 24
     settles: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
-    exempt: tuple[tuple[str, str], ...] = ()
     staged: bool = True
     zeros_drawn: bool = False
     nonfinite: Literal["all", "coordinate"] = "all"

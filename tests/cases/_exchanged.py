@@ -11,7 +11,6 @@ from jaxcomm.compression.quantizers import dither
 from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
 from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
-from tests.mutants import FORGETFUL
 
 LENGTHS = {3: 3, 10: 5, 1: 1}
 """Of the first axes of leaves of so many coordinates in `tests.workers`; else all of them."""
@@ -71,9 +70,6 @@ def _fetched(updates: np.ndarray, seed: int) -> np.ndarray:
     return np.stack(means)
 
 
-HOLDS_NOTHING_BACK = ((FORGETFUL, "With a density of 1 there is room for all."),)
-
-
 def budgeted_bytes(size: int, n: int) -> float:
     """Worker 0 is slow; of each permutation, as every worker that takes part counts it."""
     owners = max(n - 1, 1)
@@ -114,7 +110,6 @@ EXCHANGED = [
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
         random=False,
-        exempt=HOLDS_NOTHING_BACK,
         staged=False,
     ),
     Case(
@@ -134,7 +129,6 @@ EXCHANGED = [
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
         random=False,
-        exempt=HOLDS_NOTHING_BACK,
         nonfinite="coordinate",  # Leaves that are sent dense are not encoded.
         staged=False,
     ),

@@ -12,7 +12,6 @@ import pytest
 from jaxcomm import compression, gossip
 from jaxcomm.gossip._matcha_plan import MatchaPlan
 from tests.gossip import oracle
-from tests.mutants import FORGETFUL
 
 K, STEP_SIZE = 3, 0.3
 
@@ -35,8 +34,6 @@ class GossipCase(NamedTuple):
       powers_of_2: Whether it requires a power of 2 of workers.
       absence: Whether workers may be absent; else `present` is refused by name.
       corrects: Whether equal workers may diverge again, by corrections of their steps.
-      exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason. A row
-        without memory need not name it.
     """
 
     name: str
@@ -53,7 +50,6 @@ class GossipCase(NamedTuple):
     powers_of_2: bool = False
     absence: bool = True
     corrects: bool = False
-    exempt: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -166,9 +162,6 @@ GOSSIP = [
         gossip.sgp,
         oracle.push,
         sends=1,
-        exempt=(
-            (FORGETFUL, "Who has one peer at a time keeps the mass of 1 that it begins with."),
-        ),
         **MASS,
     ),
     _case("sgp_directed", _directed, gossip.sgp, oracle.push, sends=7, **MASS),
@@ -194,7 +187,6 @@ GOSSIP = [
         lambda mixing: gossip.noloco(mixing, 1, momentum=0.0, learning_rate=1.0),
         oracle.adapt_then_combine,
         sends=1,
-        exempt=((FORGETFUL, "With these numbers, anchors cancel: tests/gossip/test_noloco.py."),),
     ),
     _case(
         "periodic_averaging",

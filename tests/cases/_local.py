@@ -35,7 +35,6 @@ class LocalCase(NamedTuple):
       meets: The state of its averaging rounds, from the state of the transformation.
       aggregates: Whether it takes an aggregator.
       agree: Whether workers are equal after an averaging round.
-      exempt: Mistakes of `tests.mutants` that the row cannot make, each with the reason.
     """
 
     name: str
@@ -44,7 +43,6 @@ class LocalCase(NamedTuple):
     meets: Callable[[Any], Any] = lambda state: state[1]
     aggregates: bool = True
     agree: bool = True
-    exempt: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         return self.name

@@ -6,10 +6,8 @@ import jaxcomm
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import scaled_cast
 from tests.cases._case import Case, all_reduce
-from tests.mutants import FORGETFUL
 
 BLOCK = 16
-FIRST_AGAIN = ((FORGETFUL, "Each step is then a first one, in which all workers upload."),)
 STALE = [
     Case(
         "delayed",
@@ -32,7 +30,6 @@ STALE = [
         variance=lambda d, n: 0,
         resolution=lambda n, d: 0,
         random=False,
-        exempt=FIRST_AGAIN,
         staged=False,
     ),
     Case(
@@ -53,7 +50,6 @@ STALE = [
         unbiased=False,
         variance=None,
         random=False,
-        exempt=FIRST_AGAIN,
         staged=False,
     ),
 ]

@@ -38,7 +38,6 @@ CLAIMS: dict[str, Callable[[Any], list[float]]] = {
     "contraction": lambda claim: [claim(d) for d in SIZES],
     "extremes": lambda claim: [claim(d) for d in SIZES],
     "moment": lambda claim: [claim(np.random.default_rng(0).normal(size=d)) for d in SIZES],
-    "exempt": lambda claim: [len(claim)],
     "alien": lambda claim: [bool(claim)],
     "nonfinite": lambda claim: [claim == "all"],
 }
