@@ -74,6 +74,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long texts are numbered: an id is for people, and a report repeats it."""
+    return argname if isinstance(val, str | bytes) and len(val) > 80 else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     slow.leave_few_quick(metafunc, metafunc.config.getoption("markexpr") == "not slow")
