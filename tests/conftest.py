@@ -75,8 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Long texts are numbered: an id is for people, and a report repeats it."""
-    return argname if isinstance(val, str | bytes) and len(val) > 80 else None
+    """Long values are numbered: an id is for people, and a report repeats it."""
+    return argname if isinstance(val, str | bytes | int) and len(repr(val)) > 150 else None
 
 
 @pytest.hookimpl(trylast=True)
