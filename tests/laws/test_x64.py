@@ -15,12 +15,13 @@ SIZE = 1 << 17
 QUICK = {"global_qsgd"}
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", rows(CASES, QUICK), ids=repr)
 def test_wide_numbers_change_no_update(case: Case) -> None:
-    x = np.random.default_rng(0).standard_normal((4, SIZE)).astype(np.float32)
-    narrow = aggregate(case.make(), jnp.asarray(x), "vmap")
+    """A leaf in float32, and one that is then in float64."""
+    x, y = np.random.default_rng(0).standard_normal((2, 4, SIZE)).astype(np.float32)
+    narrow = aggregate(case.make(), [jnp.asarray(x), jnp.asarray(y)], "vmap")
     with jax.enable_x64(True):
-        for dtype in (jnp.float32, jnp.float64):
-            wide = aggregate(case.make(), jnp.asarray(x, dtype), "vmap")
-            np.testing.assert_allclose(wide, narrow, rtol=1e-5, atol=1e-6)
+        given = [jnp.asarray(x), jnp.asarray(y, jnp.float64)]
+        wide = aggregate(case.make(), given, "vmap")
+    for found, expected in zip(wide, narrow, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
