@@ -274,4 +274,4 @@ def read_calibration(path: str | pathlib.Path) -> Calibration:
             require_number(seconds, name)
         return Calibration(**value)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no calibration, or is damaged: {error!r}.") from error
+        raise ValueError(f"{path} is no calibration, or is damaged: {error!s:.200}") from error

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -233,8 +234,14 @@ def recorded_times(file: str | pathlib.Path) -> Straggler:
         raw = opened.read(MAX_TRACE_BYTES + 1)
     if len(raw) > MAX_TRACE_BYTES:
         raise ValueError(f"{file} has more than {MAX_TRACE_BYTES} bytes.")
-    times = np.loadtxt(raw.decode().splitlines(), delimiter=",", ndmin=2)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # An empty file raises the error below.
+            times = np.loadtxt(raw.decode().splitlines(), delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is no table of comma-separated numbers: {error!s:.200}"
+        ) from error
     limits = np.finfo(np.float32)
-    if not np.all((times >= limits.tiny) & (times <= limits.max)):
+    if not times.size or not np.all((times >= limits.tiny) & (times <= limits.max)):
         raise ValueError(f"{file} must hold positive seconds in the range of float32.")
     return _in_turn(times)

@@ -40,7 +40,7 @@ def test_present_and_weight_are_in_the_formula(case: GossipCase) -> None:
     extra = {"weight": jnp.asarray(WEIGHT)}
     matrices = matrices_of(case.mixing(8), COUNT)
     if not case.absence:
-        with pytest.raises(ValueError, match="`present` needs separate copies for each neighbor"):
+        with pytest.raises(ValueError, match="`present` needs `choco_sgd"):
             trajectory(case.make(8), x, updates, present=jnp.asarray(PRESENT))
     else:
         extra["present"] = jnp.asarray(PRESENT)
