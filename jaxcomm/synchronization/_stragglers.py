@@ -238,9 +238,7 @@ def recorded_times(file: str | pathlib.Path) -> Straggler:
         with warnings.catch_warnings(action="ignore"):  # An empty file raises the error below.
             times = np.loadtxt(raw.decode().splitlines(), delimiter=",", ndmin=2)
     except ValueError as error:
-        raise ValueError(
-            f"{file} is no table of comma-separated numbers: {error!s:.200}"
-        ) from error
+        raise ValueError(f"{file} is no table of numbers: {error!s:.200}") from error
     limits = np.finfo(np.float32)
     if not times.size or not np.all((times >= limits.tiny) & (times <= limits.max)):
         raise ValueError(f"{file} must hold positive seconds in the range of float32.")
