@@ -139,7 +139,7 @@ def adaptive_ratio(
         updates: PyTree, state: AdaptiveRatioState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, AdaptiveRatioState]:
         require_state(state, AdaptiveRatioState, "`adaptive_ratio`")
-        if not jax.tree.leaves(updates):
+        if not any(x.size for x in jax.tree.leaves(updates)):
             return updates, state
         result, inner = collective_switch(
             state.stage,

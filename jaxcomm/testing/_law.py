@@ -114,7 +114,8 @@ def edges(size: int, workers: int) -> dict[str, np.ndarray]:
         "one worker alone": np.concatenate([np.ones((1, size)), np.zeros((workers - 1, size))]),
         "the smallest normal numbers": np.full(shape, 3e-38),
         "denormal": np.full(shape, 1e-40),
-        "the largest numbers": np.linspace(-1, 1, workers * size).reshape(shape) * (1e38 / workers),
+        "the largest numbers": np.linspace(-1, 1, workers * size).reshape(shape)
+        * (9e37 / max(workers, 3)),
         "a wide range": np.tile(np.resize(10.0 ** np.arange(-30, 31, 15), size), (workers, 1)),
     }
 
