@@ -105,7 +105,11 @@ def test_more_than_an_int32_counts(name: str, size: int) -> None:
         except ValueError as error:
             message = str(error)
             # Or feedback refuses a codec whose error grows with the size, which it names.
-            assert "split the leaf." in message or "smaller blocks" in message or "more levels" in message
+            assert (
+                "split the leaf." in message
+                or "smaller blocks" in message
+                or "more levels" in message
+            )
             named = padded(size) if name in OF_MATRICES else size
             assert str(named) in message and "\n" not in message
 
