@@ -102,7 +102,7 @@ docs: ## build the site, warnings as errors (in .venv-docs; needs a network for 
 	.venv-docs/bin/python tools/build_site.py $(ARGS)
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel .tests .hashes build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel .tests build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
