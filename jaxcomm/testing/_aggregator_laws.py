@@ -67,16 +67,20 @@ def require_state_types(trial: AggregatorTrial) -> None:
 
 
 def require_replicas(trial: AggregatorTrial) -> None:
-    """Results are equal on all workers, bit for bit or both NaN, over two steps."""
+    """Results are equal on all workers, bit for bit or both NaN, over two steps, in any dtype."""
     for updates in _mixed(trial):
+        found = {}
         for mode in trial.modes:
             state = trial.first(updates, mode)
             for number in range(2):
                 results, state = trial.step(updates, state, mode)
-                results = jax.tree.map(np.asarray, results)
+                results = found[mode] = jax.tree.map(np.asarray, results)
                 first = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), results)
                 what = f"{trial} in mode {mode!r}, in step {number}, the result "
                 require_equal("replicas", results, first, what)
+        for name, results in found.items():
+            what = f"{trial} in mode {name!r}, against `jax.vmap`, the result "
+            require_equal("modes", results, found["vmap"], what, tolerance=_near(updates))
 
 
 def require_modes(trial: AggregatorTrial) -> None:
@@ -142,21 +146,27 @@ def _with_values(
     return what, hit, rows_of(results), state, after
 
 
+def _require_visible(trial: AggregatorTrial, values: dict[int, float], mode: Mode) -> None:
+    what, hit, found, _, _ = _with_values(trial, values, mode)
+    if trial.nonfinite == "all":
+        finite = np.argwhere(~np.isnan(found))
+        worker, coordinate = finite[0] if len(finite) else (0, 0)
+        require_law(
+            not len(finite),
+            "nonfinite",
+            f"{what}, {len(finite)} of {found.size} results are not NaN, such as "
+            f"{found[worker, coordinate]} in coordinate {coordinate} of worker {worker}.",
+        )
+    visible = np.isnan(found[:, hit]) if len(values) > 1 else ~np.isfinite(found[:, hit])
+    require_law(visible.all(), "nonfinite", f"{what}, the workers' results are {found[:, hit]}.")
+
+
 def require_nonfinite(trial: AggregatorTrial) -> None:
-    """A non-finite coordinate on some workers shows on all."""
+    """A non-finite coordinate on some workers shows on all, also among leaves of 16 bits."""
     for mode, values in _spoilt(trial):
-        what, hit, found, _, _ = _with_values(trial, values, mode)
-        if trial.nonfinite == "all":
-            finite = np.argwhere(~np.isnan(found))
-            worker, coordinate = finite[0] if len(finite) else (0, 0)
-            require_law(
-                not len(finite),
-                "nonfinite",
-                f"{what}, {len(finite)} of {found.size} results are not NaN, such as "
-                f"{found[worker, coordinate]} in coordinate {coordinate} of worker {worker}.",
-            )
-        visible = np.isnan(found[:, hit]) if len(values) > 1 else ~np.isfinite(found[:, hit])
-        require_law(visible.all(), "nonfinite", f"{what}, the workers' results are {found[:, hit]}")
+        _require_visible(trial, values, mode)
+    if trial.leaves is None:
+        _require_visible(trial._replace(leaves=MIXED), {trial.workers - 1: math.nan}, "vmap")
 
 
 def require_kept_memory(trial: AggregatorTrial) -> None:
@@ -184,6 +194,8 @@ def require_resolution(trial: AggregatorTrial) -> None:
     inputs |= {k: tree for k, tree in extreme.items() if np.isfinite(rows_of(tree)).all()}
     for name, updates in inputs.items():
         _require_near(trial, updates, f"input {name!r}", trial.result(updates))
+    for updates in _mixed(trial):
+        _require_near(trial, updates, "leaves of several dtypes", trial.result(updates))
     if "checked" in trial.modes:
         updates = trial.normal()
         _require_near(trial, updates, "a step on a mesh", trial.result(updates, "checked"))
