@@ -359,8 +359,8 @@ class WorkerStep:
             after,
             self.names,
             "The optimizer state",
-            "Mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`; or, where "
-            "parameters are equal, place the aggregator before.",
+            "Place the aggregator before what keeps this state; or, where parameters differ by "
+            "worker, mark it, as in `optax.chain(jaxcomm.per_worker(optax.adam(1e-3)), ...)`.",
         )
         return updates, after
 

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Adam before the aggregator": (
         lambda: optax.chain(optax.scale_by_adam(), aggregate(0.1)),
-        "optimizer state .* place the aggregator before",
+        "optimizer state .* Place the aggregator before",
     ),
 }
 
