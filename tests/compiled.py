@@ -97,11 +97,11 @@ def keep_what_is_of_one_device() -> None:
     compilation_cache.get_executable_and_time = get
 
 
-def unload_beyond(share: float = 0.8) -> None:
+def unload_beyond(share: float = 0.7) -> None:
     """Forgets compiled programs where they have this share of the mappings a process may have.
 
-    A slow test leaves some 40 mappings of memory, and Linux allows a process 65,530. A process with
-    none left ends with a segmentation fault.
+    A slow test leaves 40 to 1,100 mappings of memory, and Linux allows a process 65,530. A process
+    with none left ends with a segmentation fault.
     """
     mapped, most = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/sys/vm/max_map_count")
     if not most.exists():

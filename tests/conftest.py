@@ -87,7 +87,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     global _ended
     _ended += 1
-    if _ended % 50 == 0:
+    if _ended % 10 == 0:
         compiled.unload_beyond()
 
 
