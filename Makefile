@@ -1,7 +1,6 @@
 EXTRAS := experiments,test,lint,browser
 ARGS :=
 PART :=
-SINCE := HEAD
 PY := .venv/bin/python
 
 # XLA sizes its CPU thread pool by NPROC; 8 fake devices on few cores can deadlock in a smaller one.
@@ -12,7 +11,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-slow test-changed test-all mutants test-docs test-site test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss records test test-all mutants test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -44,30 +43,19 @@ loss: venv ## time to a held-out loss over slow links, beside PyTorch's DDP (Lin
 records: venv ## repeat all studies whose records are not of today, or continue them (hours)
 	$(PY) -u -m experiments records $(ARGS)
 
-# Compiling is most of the time, and LLVM's optimizations are a third of that; other runs have them.
-# Some tests wait for processes, so three workers keep two cores busy.
-test: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-test: venv ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" -n 3 --dist loadgroup --durations=10 $(ARGS)
+# Compiling is most of the time, and LLVM's optimizations are a third of that; the tests on the other
+# JAX have them. Some tests wait for processes, so three workers keep two cores busy.
+PYTEST = $(PY) -m pytest -n 3 --dist loadgroup --durations=10
+test test-all: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+test: venv ## the tests for everyday work: all but the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: venv ## the slow tests
-	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 $(ARGS)
-
-test-changed: venv ## the slow tests that changes since a revision ask for (SINCE=HEAD~3; 15 minutes)
-	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=10 --changed-since=$(SINCE) --minutes=13 $(ARGS)
-
-test-all: venv ## every test; goes on where it ended, by what .tests/ records (two hours; ARGS='--minutes 30')
-	@tools/test_all $(ARGS)
+test-all: venv ## every test: slow ones, in the browser, docstrings, pages (ARGS='-k NAME': of one method)
+	$(PYTEST) tests tests/browser $(ARGS)
+	$(PYTEST) --doctest-modules tests/conftest.py jaxcomm pallas_kernels $(ARGS) || test $$? -eq 5 # None is selected.
 
 mutants: venv ## small changes of the library, and which of them the nearest tests notice (half an hour)
 	$(PY) tools/mutants.py $(ARGS)
-
-test-docs: venv ## every example in docstrings, the README and the docs
-	$(PY) -m pytest --doctest-modules -n 2 tests/conftest.py jaxcomm pallas_kernels $(ARGS)
-	$(PY) -m pytest tests/test_pages.py -n 2 $(ARGS)
-
-test-site: venv ## the pages that run in a browser, in headless Chromium (Debian's chromium and chromium-driver)
-	timeout 300 $(PY) -m pytest tests/browser --durations=5 $(ARGS)
 
 test-aot: ## compile every kernel for TPU and GPU, without either (in .venv-aot, 1.1 GB)
 	@$(if $(filter command line,$(origin PYTHON)),JAXCOMM_PYTHON='$(PYTHON)') tools/test_aot $(ARGS)
@@ -102,7 +90,7 @@ docs: ## build the site, warnings as errors (in .venv-docs; needs a network for 
 	.venv-docs/bin/python tools/build_site.py $(ARGS)
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel .tests build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
+	rm -rf .venv .venv-other .venv-aot .venv-audit .venv-docs .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

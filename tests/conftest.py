@@ -2,10 +2,9 @@
 
 import gc
 import os
-import pathlib
 import tempfile
 
-from tests import changed, compiled, resume, skips, slow
+from tests import compiled, skips
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
@@ -53,35 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         compiled.trim(compiled.folder())
     config.pluginmanager.register(skips)
-    if file := config.getoption("resume"):
-        config.pluginmanager.register(resume.Resume(config, pathlib.Path(file).absolute()))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("jaxcomm")
-    group.addoption(
-        "--changed-since",
-        metavar="REVISION",
-        help="only tests that files changed since then ask for; see tests/changed.py",
-    )
-    group.addoption(
-        "--minutes", type=float, help="begin no test later than this; tell which are left out"
-    )
-    group.addoption(
-        "--resume",
-        metavar="FILE",
-        help="run what is not recorded there as done; see tests/resume.py",
-    )
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long values are numbered: an id is for people, and a report repeats it."""
     return argname if isinstance(val, str | bytes | int) and len(repr(val)) > 150 else None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    slow.leave_few_quick(metafunc, metafunc.config.getoption("markexpr") == "not slow")
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -91,12 +66,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         compiled.unload_beyond()
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    nothing = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
-    if nothing and session.config.getoption("changed_since"):
-        session.exitstatus = pytest.ExitCode.OK
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _enough_devices() -> None:
     if jax.device_count() < 8:
@@ -104,20 +73,12 @@ def _enough_devices() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every test under tests/laws carries the marker `law`; those of a row run in one process.
-
-    They share compiled programs there, and compiling is what takes the time.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The laws of a row run in one process, and share compiled programs: they take the time."""
     for item in items:
-        if item.nodeid.startswith("tests/laws/"):
-            item.add_marker(pytest.mark.law)
-            case = getattr(item, "callspec", None) and item.callspec.params.get("case")
-            if case:
+        if item.nodeid.startswith("tests/laws/") and hasattr(item, "callspec"):
+            if case := item.callspec.params.get("case"):
                 item.add_marker(pytest.mark.xdist_group(case.name))
-    if since := config.getoption("changed_since"):
-        items[:], others = changed.select(items, since)
-        config.hook.pytest_deselected(items=others)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,17 +1,14 @@
-"""A plugin: a test may be skipped for what a machine lacks, or for time, and for nothing else.
+"""A plugin: a test may be skipped for what a machine lacks, and for nothing else.
 
 The reason that a test gives begins with one of `REASONS`; any other skip is a failure.
 """
 
 import itertools
-import os
-import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-TIME = "the time is over"  # With `--minutes` only.
 REASONS = (
     "no GPU",
     "no libtpu",
@@ -21,10 +18,7 @@ REASONS = (
     "not Linux",
     "no checkout",
     "this JAX",
-    TIME,
 )
-# One per run, not per process: another process takes over from one that ends.
-BEGUN = float(os.environ.setdefault("JAXCOMM_TESTS_BEGUN", str(time.time())))
 
 
 def reason_of(report: Any) -> str | None:
@@ -53,15 +47,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return refuse_others((yield))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    minutes = item.config.getoption("minutes")
-    if minutes is not None and time.time() - BEGUN > 60 * minutes:
-        pytest.skip(TIME)
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Counts the skips by reason, and lists the tests for which there was no time."""
+    """Counts the skips by reason."""
     skipped = terminalreporter.stats.get("skipped", [])
     for reason in REASONS:
         ids = sorted(report.nodeid for report in skipped if reason_of(report) == reason)

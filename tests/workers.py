@@ -21,6 +21,9 @@ from jaxcomm.testing._aggregator import (
 from jaxcomm.testing._aggregator import (
     draws_of as draws,
 )
+from jaxcomm.testing._aggregator import (
+    initial_types as abstract,
+)
 from jaxcomm.testing._law import rows_of as flat
 from tests.slow import slow
 
@@ -48,13 +51,6 @@ __all__ = [
 
 # For parametrization: a separate law compares the results of the modes, and most tests simulate.
 MODE_ROWS = ["checked", slow("unchecked"), slow("vmap")]
-
-
-def abstract(tx: Any, updates: Any, mode: Mode) -> Any:
-    """The shapes of the first state, for tests that only trace."""
-    params, workers = jax.eval_shape(of_one_worker, updates), count(updates)
-    laid_out = workers if mode == "vmap" else mesh_of(workers)
-    return jax.eval_shape(lambda params: jaxcomm.init(tx, params, laid_out), params)
 
 
 def aggregate(tx: Any, updates: Any, mode: Mode = "vmap", weights: Any = None) -> Any:

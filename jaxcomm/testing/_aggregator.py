@@ -100,17 +100,33 @@ def _jitted(tx: Any, workers: int, mode: Mode, weighted: bool, axis_name: str) -
 
 def initial(tx: Any, updates: PyTree, mode: Mode, axis_name: str = "data") -> Any:
     """Returns the initial state for updates [workers, ...]."""
+    return _initial(*_arguments(tx, updates, mode, axis_name))
+
+
+def initial_types(tx: Any, updates: PyTree, mode: Mode, axis_name: str = "data") -> Any:
+    """Returns its shapes and dtypes."""
+    return _initial_types(*_arguments(tx, updates, mode, axis_name))
+
+
+def _arguments(tx: Any, updates: PyTree, mode: Mode, axis_name: str) -> tuple[Any, ...]:
     leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one_worker, updates))
-    return _initial(tx, count(updates), mode == "vmap", axis_name, treedef, tuple(leaves))
+    return tx, count(updates), mode == "vmap", axis_name, treedef, tuple(leaves)
 
 
-@functools.cache
-def _initial(
+def _uncached(
     tx: Any, workers: int, simulated: bool, axis_name: str, treedef: Any, leaves: tuple[Any, ...]
 ) -> Any:
     params = treedef.unflatten(jnp.asarray(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves)
     laid_out = workers if simulated else mesh_of(workers, axis_name)
     return init(tx, params, laid_out, axis_name=axis_name)
+
+
+_initial = functools.cache(_uncached)
+
+
+@functools.cache
+def _initial_types(*arguments: Any) -> Any:
+    return jax.eval_shape(lambda: _uncached(*arguments))
 
 
 def own_leaves(state: PyTree) -> PyTree:
@@ -198,6 +214,10 @@ class AggregatorTrial(NamedTuple):
     def first(self, updates: PyTree, mode: Mode = "vmap") -> PyTree:
         """Returns the initial state."""
         return initial(self.tx, updates, mode, self.axis_name)
+
+    def first_types(self, updates: PyTree, mode: Mode = "vmap") -> PyTree:
+        """Returns the shapes and dtypes of the initial state."""
+        return initial_types(self.tx, updates, mode, self.axis_name)
 
     def step(
         self, updates: PyTree, state: PyTree, mode: Mode = "vmap", weights: Any = None

@@ -49,9 +49,14 @@ def _traced(trial: AggregatorTrial) -> Iterator[tuple[str, PyTree, PyTree]]:
     """A description, the arguments of a step, updates and state, and their types after it."""
     for updates in _mixed(trial):
         for mode in trial.modes:
-            given = updates, trial.first(updates, mode)
+            given = updates, trial.first_types(updates, mode)
             step = functools.partial(trial.step, mode=mode)
             yield f"{trial} in mode {mode!r}", given, jax.eval_shape(step, *given)
+
+
+def _places(trial: AggregatorTrial) -> list[Mode]:
+    """One device, and the mesh if there is one, where types are checked."""
+    return trial.modes[:2]
 
 
 def require_update_types(trial: AggregatorTrial) -> None:
@@ -89,7 +94,7 @@ def require_replicas(trial: AggregatorTrial) -> None:
 
 
 def require_modes(trial: AggregatorTrial) -> None:
-    """Three steps give the same on a mesh, checked or not, and on one device."""
+    """Three steps give the same on a mesh, checked or not, and on one device: near the mean."""
     updates = trial.normal()
     found: dict[str, list[PyTree]] = {}
     near = 0.0 if trial.integers else _near(updates) / 8
@@ -99,6 +104,8 @@ def require_modes(trial: AggregatorTrial) -> None:
             scaled = tree_of(trial.shapes, 2.0**number * rows_of(updates))
             results, state = trial.step(scaled, state, mode)
             found[mode].append(results)
+        if trial.resolution is not None:
+            _require_near(trial, updates, f"mode {mode!r}", rows_of(found[mode][0]))
     simulated = found.pop("vmap")
     for name, results in found.items():
         what = f"{trial} on a mesh, {name}, against `jax.vmap`, the result "
@@ -199,9 +206,6 @@ def require_resolution(trial: AggregatorTrial) -> None:
     inputs |= {k: tree for k, tree in extreme.items() if np.isfinite(rows_of(tree)).all()}
     for name, updates in inputs.items():
         _require_near(trial, updates, f"input {name!r}", trial.result(updates))
-    if "checked" in trial.modes:
-        updates = trial.normal()
-        _require_near(trial, updates, "a step on a mesh", trial.result(updates, "checked"))
 
 
 def _require_near(trial: AggregatorTrial, updates: PyTree, what: str, found: np.ndarray) -> None:
@@ -234,7 +238,7 @@ def require_shapes(trial: AggregatorTrial) -> None:
         "leaves without elements among others": [jnp.zeros((n, 0)), some, jnp.zeros((n, 0, 4))],
     }
     for name, updates in trees.items():
-        for mode in trial.modes if name in ("a scalar", "no element") else trial.modes[:1]:
+        for mode in _places(trial) if name in ("a scalar", "no element") else trial.modes[:1]:
             results, _ = trial.step(updates, trial.first(updates, mode), mode)
             what = f"{trial} in mode {mode!r}, for {name}, the result "
             require_types("shapes", results, updates, what)
@@ -262,7 +266,7 @@ def require_weights(trial: AggregatorTrial) -> None:
     updates, law = trial.normal(), "weights"
     rows = rows_of(updates)
     for weights in weights_of(trial.workers).values():
-        for mode in trial.modes:
+        for mode in _places(trial):
             found = trial.result(updates, mode, weights)
             shares = weights[:, None] / weights.sum()
             peak = np.abs(trial.workers * shares * rows).max()
@@ -272,7 +276,7 @@ def require_weights(trial: AggregatorTrial) -> None:
                 bound = (trial.resolution(*rows.shape) + rounding) * peak
                 what = f"{trial} of weights {weights} in mode {mode!r}, the result is {off.max()}"
                 require_law(np.all(off <= bound), law, f"{what} off; {bound.max()} is allowed.")
-    none = trial.result(updates, trial.modes[-1], np.zeros(trial.workers))
+    none = trial.result(updates, _places(trial)[-1], np.zeros(trial.workers))
     require_law(not none.any(), law, f"{trial} without any weight, the result is not zero.")
     _require_dropped(trial)
     _require_impossible(trial, updates)
@@ -321,7 +325,7 @@ def _require_impossible(trial: AggregatorTrial, updates: PyTree) -> None:
     )
     for row in impossible:
         weights = np.resize(row, trial.workers)
-        found = trial.result(updates, trial.modes[-1], weights)
+        found = trial.result(updates, _places(trial)[-1], weights)
         what = f"{trial} of weights {weights}, the result is {found[0]} and must be NaN."
         require_law(np.isnan(found).all(), "weights", what)
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxcomm.testing import AGGREGATOR_LAWS
 from jaxcomm.testing._laws import aggregator_laws_of
-from tests.cases import CASES, REPRESENTATIVES, Case
+from tests.cases import CASES, Case
 
 WORKERS: Mapping[str, tuple[int, ...]] = {
     "modes": (3, 4, 8),
@@ -20,21 +20,17 @@ WORKERS: Mapping[str, tuple[int, ...]] = {
     "unbiased": (3, 1, 8, 16),
     "variance": (3, 1, 8),
 }
-"""The numbers of workers, if not 3; the first is quick. Without so many devices, one simulates."""
-
-TRACED = {"update types", "state types"}
-"""Laws that run no program: they are quick for every row."""
+"""The numbers of workers, if not 3. Without so many devices, one simulates."""
 
 
 def _parameters(law: str) -> list[Any]:
     """Each row of which the law holds, with each number of workers."""
     first, *more = WORKERS.get(law, (3,))
-    quick = {case.name for case in CASES} if law in TRACED else REPRESENTATIVES
-    slow = pytest.mark.slow
     held = [case for case in CASES if law in aggregator_laws_of(case.trial())]
     return [
-        *(pytest.param(c, first, id=c.name, marks=[slow] * (c.name not in quick)) for c in held),
-        *(pytest.param(c, n, id=f"{c.name}-{n}", marks=slow) for c in held for n in more),
+        pytest.param(case, n, id=case.name if n == first else f"{case.name}-{n}")
+        for case in held
+        for n in (first, *more)
     ]
 
 

@@ -11,7 +11,7 @@ import scipy.stats
 
 import jaxcomm
 from jaxcomm import _noise
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, Case
 from tests.laws.test_draws import RANDOM, halfway
 from tests.workers import aggregate
 
@@ -48,10 +48,7 @@ def check_stages(inner: Case, outer: Case, seed: int = 0) -> None:
     assert np.all(np.abs(sample.mean(axis=0) - truth) <= threshold * deviation + unseen + 1e-5)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "case", rows(STAGED, {"random_k", "global_qsgd", "two_stage_8_bits"}), ids=repr
-)
+@pytest.mark.parametrize("case", STAGED, ids=repr)
 def test_the_same_method_at_both_stages_is_unbiased(case: Case) -> None:
     check_stages(case, case)
 
@@ -64,14 +61,12 @@ def check_branches(case: Case, seed: int = 0) -> None:
     assert np.any(result["a"] != result["b"])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
+@pytest.mark.parametrize("case", RANDOM, ids=repr)
 def test_branches_draw_apart(case: Case) -> None:
     check_branches(case)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
+@pytest.mark.parametrize("case", RANDOM, ids=repr)
 def test_an_optimizer_built_anew_draws_as_before(case: Case) -> None:
     given = halfway(case)
     case.make.__wrapped__(seed=3)  # Another one made in between changes nothing.

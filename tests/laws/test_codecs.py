@@ -15,7 +15,7 @@ WORKERS: Mapping[str, tuple[int, ...]] = {
     "NaN shows": (1,),
     "sums": (3, 1, 2, 5, 8),
 }
-"""The numbers of workers, if not 3 and 1; the first is quick."""
+"""The numbers of workers, if not 3 and 1."""
 
 MOST = {"qsgd_4_bits": 7}
 """How many workers' sum fits in the bits of a codec, where these are few."""
@@ -39,17 +39,14 @@ def _rows() -> list[Row]:
 
 
 ROWS = _rows()
-QUICK = {"top_k_sgd", "global_qsgd", "diana"}
 
 
 def _law(law: str) -> Any:
     first, *more = WORKERS.get(law, (3, 1))
 
     def parameter(case: Row, workers: int) -> Any:
-        # The law of types runs no program.
-        is_quick = workers == first and (case.name in QUICK or law == "types")
         label = case.name if workers == first else f"{case.name}-{workers}"
-        return pytest.param(case, workers, id=label, marks=[pytest.mark.slow] * (not is_quick))
+        return pytest.param(case, workers, id=label)
 
     held = [row for row in ROWS if law in codec_laws_of(row.trial)]
 

@@ -1,25 +1,25 @@
 """Methods compose with optax: chain, masked, partition, inject_hyperparams, schedules."""
 
-import jax
-import jax.numpy as jnp
+import chex
 import numpy as np
 import optax
 import pytest
 
 import jaxcomm
-from tests.cases import CASES, FEW, FRAME, Case, rows
-from tests.workers import aggregate, flat, gradients, mesh_of, of_one_worker, one_leaf
+from tests.cases import CASES, Case
+from tests.laws.steps import SCHEDULE, scheduled, start_and_targets
+from tests.workers import aggregate, flat, gradients, mesh_of, one_leaf, towards
 
 
-@pytest.mark.parametrize("case", rows(CASES, FRAME), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_chain(case: Case) -> None:
-    updates = one_leaf()
+    updates = gradients(3)
     alone = flat(aggregate(case.make(), updates))
     scaled = flat(aggregate(optax.chain(case.make(), optax.scale(-0.5)), updates))
     np.testing.assert_array_equal(scaled, (alone * np.float32(-0.5)))
 
 
-@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_masked_and_partition(case: Case) -> None:
     updates = {"bias": one_leaf(1), "kernel": one_leaf()}
     mask = {"bias": False, "kernel": True}
@@ -36,20 +36,17 @@ def test_masked_and_partition(case: Case) -> None:
         np.testing.assert_array_equal(results["kernel"], alone["kernel"])
 
 
-@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_injected_hyperparameters_and_schedules(case: Case) -> None:
-    schedule = optax.linear_schedule(1.0, 0.0, 4)
-    build = optax.inject_hyperparams(lambda rate: optax.chain(case.make(), optax.sgd(rate)))
-    tx, plain = build(rate=schedule), optax.chain(case.make(), optax.sgd(schedule))
-    params = of_one_worker(gradients(2))
-    loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
+    """On a mesh, against a schedule that is not injected, simulated."""
+    tx, step = scheduled(case)
+    plain = optax.chain(case.make(), optax.sgd(SCHEDULE))
+    simulated = jaxcomm.simulate(towards, plain, 2, donate=False)
+    params, targets = start_and_targets()
     outcomes = []
-    on_mesh, simulated = jaxcomm.make_step(loss, tx, mesh_of(2)), jaxcomm.simulate(loss, plain, 2)
-    for each, workers, step in ((tx, mesh_of(2), on_mesh), (plain, 2, simulated)):
-        own = jax.tree.map(jnp.copy, params)
-        state = jaxcomm.init(each, own, workers)
+    for each, workers, run in ((tx, mesh_of(2), step), (plain, 2, simulated)):
+        own, state = params, jaxcomm.init(each, params, workers)
         for _ in range(3):
-            own, state, _ = step(own, state, jnp.full(2, 0.1))
+            own, state, _ = run(own, state, targets)
         outcomes.append(own)
-    for left, right in zip(*map(jax.tree.leaves, outcomes), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-6)
+    chex.assert_trees_all_close(*outcomes, rtol=1e-6, atol=1e-6)

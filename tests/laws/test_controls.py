@@ -106,7 +106,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", FAILURES)
 def test_caught(failure: str) -> None:
     with pytest.raises(AssertionError):

@@ -14,9 +14,9 @@ import jaxcomm
 from jaxcomm import gossip
 from jaxcomm._noise import following, turn
 from jaxcomm.synchronization import local_sgd, post_local, proximal_point
-from tests.cases import CASES, Case, rows
-from tests.cases._gossip import GossipCase, gossip_rows
-from tests.cases._local import LOCAL, RECIPES, LocalCase, local_rows
+from tests.cases import CASES, Case
+from tests.cases._gossip import GOSSIP, GossipCase
+from tests.cases._local import LOCAL, RECIPES, LocalCase
 from tests.gossip.workers import initial as gossip_initial
 from tests.gossip.workers import trajectory
 from tests.laws.test_local import first_state, leaves_of, scanned
@@ -66,7 +66,7 @@ def _varies(results: np.ndarray) -> bool:
     return any(not np.array_equal(x, results[2]) for x in results[3:])
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_aggregators(case: Case) -> None:
     """The mean goes on as with an earlier count of the same phase; noise is new in each step."""
     tx, updates, ones = case.make(), gradients(4), np.ones(4, np.float32)
@@ -88,7 +88,7 @@ def test_aggregators(case: Case) -> None:
     assert _varies(full) or not _varies(early)
 
 
-@pytest.mark.parametrize("case", [*local_rows(LOCAL), *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_local_steps(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))
     rng = np.random.default_rng(1)
@@ -109,7 +109,7 @@ def _draws(case: GossipCase, workers: int) -> bool:
     return mixing.active is not None and mixing.period == 1
 
 
-@pytest.mark.parametrize("case", gossip_rows(4), ids=repr)
+@pytest.mark.parametrize("case", GOSSIP, ids=repr)
 def test_gossip(case: GossipCase) -> None:
     rng = np.random.default_rng(2)
     x = rng.normal(size=(4, 12)).astype(np.float32)

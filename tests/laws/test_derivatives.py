@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case, rows
-from tests.cases._gossip import GOSSIP, GossipCase, gossip_rows
+from tests.cases import CASES, Case
+from tests.cases._gossip import GOSSIP, GossipCase
 from tests.gossip import workers as gossip_workers
 from tests.workers import aggregator, initial
 
@@ -80,7 +80,7 @@ def of_step(case: Case, mode: Any, given: Any, direction: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["checked", pytest.param("vmap", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", rows(CASES, QUICK), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_derivatives_of_updates_and_state(case: Case, mode: Any) -> None:
     given, direction = spread(0), jax.tree.map(lambda x: 0.3 * x, spread(1))
     of = of_step(case, mode, given, direction)
@@ -95,11 +95,10 @@ def test_derivatives_of_updates_and_state(case: Case, mode: Any) -> None:
     close(found, expected, 1e-2 if case.name in NARROW else 2e-3)
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["checked", "unchecked", "vmap"])
 @pytest.mark.parametrize(
     "case",
-    rows([c for c in CASES if c.name in DIFFERENTIABLE - {"s2_reducer_peel"}], {"top_k_sgd"}),
+    [c for c in CASES if c.name in DIFFERENTIABLE - {"s2_reducer_peel"}],
     ids=repr,
 )
 def test_reverse_mode_is_the_transpose_of_forward_mode(case: Case, mode: Any) -> None:
@@ -118,8 +117,7 @@ def test_reverse_mode_is_the_transpose_of_forward_mode(case: Case, mode: Any) ->
     assert dot(pulled, direction) == pytest.approx(dot(cotangent, slope), rel=tolerance, abs=1e-4)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", gossip_rows(4, {"choco_sgd"}), ids=repr)
+@pytest.mark.parametrize("case", GOSSIP, ids=repr)
 def test_derivatives_of_gossip(case: GossipCase) -> None:
     tx = case.make(4)
     x, update = gossip_workers.start(4), gossip_workers.steps(1, 4)[0]

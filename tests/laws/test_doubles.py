@@ -13,8 +13,8 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip
 from jaxcomm.aggregation import delayed
-from tests.cases import WEIGHTED, Case, rows
-from tests.cases._local import LocalCase, local_rows
+from tests.cases import WEIGHTED, Case
+from tests.cases._local import LOCAL, LocalCase
 from tests.gossip.workers import initial as own_initial
 from tests.gossip.workers import trajectory
 
@@ -45,7 +45,7 @@ def mean_of(weights: np.ndarray, given: np.ndarray) -> np.ndarray:
     return weights @ given / weights.sum()
 
 
-@pytest.mark.parametrize("case", rows(WEIGHTED, {"mean", "global_qsgd"}), ids=repr)
+@pytest.mark.parametrize("case", WEIGHTED, ids=repr)
 def test_aggregators(case: Case) -> None:
     """Where the plain mean is exact to float64, so is the weighted one."""
     with jax.enable_x64(True):
@@ -103,7 +103,7 @@ def _moved(tx: Any, steps: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("case", local_rows(), ids=repr)
+@pytest.mark.parametrize("case", LOCAL, ids=repr)
 def test_local_steps(case: LocalCase) -> None:
     """A worker's displacement has the sum of the weights of its steps."""
     with jax.enable_x64(True):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import MEANS, Case, rows
+from tests.cases import MEANS, Case
 from tests.workers import aggregate, aggregator, initial
 
 WORKERS, SIZE = 4, 200
@@ -28,13 +28,13 @@ def check_workers_draw_apart(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", rows([c for c in RANDOM if not (c.rerounds or c.common_coins)]), ids=repr
+    "case", [c for c in RANDOM if not (c.rerounds or c.common_coins)], ids=repr
 )
 def test_workers_draw_apart(case: Case) -> None:
     check_workers_draw_apart(case)
 
 
-@pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
+@pytest.mark.parametrize("case", RANDOM, ids=repr)
 def test_steps_draw_apart(case: Case) -> None:
     tx, given = case.make(), halfway(case)
     run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
@@ -43,7 +43,7 @@ def test_steps_draw_apart(case: Case) -> None:
     assert np.any(np.asarray(first) != np.asarray(second))
 
 
-@pytest.mark.parametrize("case", rows(RANDOM), ids=repr)
+@pytest.mark.parametrize("case", RANDOM, ids=repr)
 def test_the_seed_decides(case: Case) -> None:
     given = halfway(case)
     first, again = (aggregate(case.make(), given) for _ in range(2))

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, Case
 
 SPECS = {"bias": PartitionSpec("model"), "kernel": PartitionSpec(None, "model")}
 
@@ -54,14 +54,14 @@ def given(mesh: Mesh) -> tuple[Any, Any]:
     )
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_every_method_takes_leaves_that_are_cut(case: Case) -> None:
     mesh = mesh_of(AxisType.Explicit)
     with jax.set_mesh(mesh):
         jax.eval_shape(program(case.make(), mesh), *given(mesh))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [jaxcomm.global_qsgd(), jaxcomm.shard_local(jaxcomm.global_qsgd(), SPECS)],

@@ -114,7 +114,7 @@ def updates_of(codec: Codec) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.jit(jax.vmap(two_steps, axis_name="data"))(given)]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "codec"), CASES)
 def test_no_fast_path_survives_a_wrapper_that_does_not_state_it(
     wrap: Callable[[Codec], Codec], codec: Codec
@@ -125,7 +125,7 @@ def test_no_fast_path_survives_a_wrapper_that_does_not_state_it(
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "codec"), CASES)
 def test_fast_paths_change_no_result(wrap: Callable[[Codec], Codec], codec: Codec) -> None:
     """Those of a wrapper, and those of the codec in it."""

@@ -64,7 +64,6 @@ def of_one_device_each(case: LocalCase | GossipCase) -> tuple[np.ndarray, float]
     return scanned(step, params, state), sent.bytes_by_axis["data"]
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", [*LOCAL, *GOSSIP, *RECIPES], ids=repr)
 def test_replicas_of_several_devices(case: LocalCase | GossipCase, kind: AxisType) -> None:
@@ -204,7 +203,6 @@ def require_shards(params: Any, state: Any) -> None:
             assert part * SHARDS == x.size, (jax.tree_util.keystr(path), x.sharding)
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", LOCAL, ids=repr)
 def test_replicas_that_shard_their_parameters(case: LocalCase, kind: AxisType) -> None:
@@ -241,7 +239,6 @@ def weighed(loss: Any, params: Any, x: Any) -> Any:
     return *jaxcomm.local_value_and_grad(loss)(params, x), jnp.sum(jnp.square(x))
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", DENSE, ids=repr)
 def test_gossip_of_replicas_that_shard_their_parameters(case: GossipCase, kind: AxisType) -> None:

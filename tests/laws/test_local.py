@@ -19,7 +19,6 @@ from tests.cases._local import (
     RECIPES,
     LocalCase,
     by_hand,
-    local_rows,
     neutral,
 )
 from tests.mutants import Mutant, mutable, mutated
@@ -96,7 +95,7 @@ def floats(tree: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-@pytest.mark.parametrize("case", local_rows())
+@pytest.mark.parametrize("case", LOCAL)
 def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> None:
     """One program: weights that differ by step, some 0, over a NaN; workers that are absent."""
     weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
@@ -127,7 +126,7 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
             assert np.isnan(train(tx, own, bad, ALL)[0][PERIOD - 1 :]).all()
 
 
-@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_a_constant_factor_in_the_weights_changes_nothing(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1, momentum=0.5))
     weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
@@ -135,7 +134,7 @@ def test_a_constant_factor_in_the_weights_changes_nothing(case: LocalCase) -> No
     np.testing.assert_array_equal(found, other)
 
 
-@pytest.mark.parametrize("case", local_rows())
+@pytest.mark.parametrize("case", LOCAL)
 def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
     """Checks the momentum inside as well."""
     tx = case.make(optax.sgd(0.1, momentum=0.5))
@@ -217,14 +216,13 @@ def of_targets(tx: Any) -> Any:
     return run
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("case", "place"),
     [
-        pytest.param(*row.values, place, marks=row.marks)
-        for row in local_rows()
+        (case, place)
+        for case in LOCAL
         for place in PLACES
-        if place != "aggregator" or row.values[0].aggregates
+        if place != "aggregator" or case.aggregates
     ],
 )
 def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, place: str) -> None:
@@ -269,7 +267,7 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
-@pytest.mark.parametrize("case", local_rows())
+@pytest.mark.parametrize("case", LOCAL)
 def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
     """What 16 bits cannot hold, a quarter of their spacing, the anchor keeps."""
     with jax.enable_x64(dtype == "float64"):
@@ -286,7 +284,7 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
             assert np.abs(off).max() <= (2 * small if narrow else 0)
 
 
-@pytest.mark.parametrize("case", local_rows())
+@pytest.mark.parametrize("case", LOCAL)
 def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
     """If one worker has skipped a step, shares are 3/11 and 2/11."""
     with jax.enable_x64(True):
@@ -298,9 +296,8 @@ def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
         np.testing.assert_allclose(found[-1], [expected] * N, rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("workers", [slow(1), 8])
-@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:
     """On axes of both types, under jit and scan."""
     rng = np.random.default_rng(1)
@@ -320,9 +317,8 @@ def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> No
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
-@pytest.mark.parametrize("case", [*local_rows(), *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_a_training_in_one_scan_is_that_of_steps(case: LocalCase, checked: bool) -> None:
     """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
     tx, mesh = case.make(optax.sgd(0.1, momentum=0.5)), meshes_of(N)[0 if checked else 1]
@@ -332,7 +328,7 @@ def test_a_training_in_one_scan_is_that_of_steps(case: LocalCase, checked: bool)
     np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", [*LOCAL, *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
     """By steps, and in a custom step."""
     tx = case.make(optax.sgd(0.1))  # SGD has no state, so the method must raise the error.
@@ -351,7 +347,7 @@ def test_state_of_other_workers_is_refused(case: LocalCase) -> None:
         jax.eval_shape(step, (own, own), state)
 
 
-@pytest.mark.parametrize("case", [*LOCAL, *local_rows(RECIPES)], ids=repr)
+@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
 def test_mistakes(case: LocalCase) -> None:
     tx = case.make(optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"`present` must have one bool per worker, bool\[4\]"):

@@ -7,23 +7,24 @@ import functools
 
 import pytest
 
-from tests.cases import CASES, REPRESENTATIVES, Case
-from tests.cases._gossip import GOSSIP, QUICK, GossipCase
+from tests.cases import CASES, Case
+from tests.cases._gossip import GOSSIP, GossipCase
 from tests.cases._local import LOCAL, LocalCase
 from tests.gossip import test_methods
 from tests.gossip.workers import initial_of_start
 from tests.laws import test_local
+from tests.laws.conftest import KINDS
 from tests.laws.test_every_worker import check_every_worker, first_state
 from tests.mutants import FORGETFUL, WORKERS, honest, remembers, uncaught
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in REPRESENTATIVES], ids=repr)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in KINDS], ids=repr)
 def test_caught(case: Case) -> None:
     exempt = set() if remembers(first_state(case)) else {FORGETFUL}
     assert not uncaught(functools.partial(check_every_worker, case), exempt)
 
 
-@pytest.mark.parametrize("case", [c for c in GOSSIP if c.name in QUICK], ids=repr)
+@pytest.mark.parametrize("case", [c for c in GOSSIP if c.name in KINDS], ids=repr)
 def test_caught_in_gossip(case: GossipCase) -> None:
     forgets = remembers(initial_of_start(case.make(WORKERS), WORKERS))
     exempt = set() if forgets else {FORGETFUL}

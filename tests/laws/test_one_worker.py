@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Coins
-from tests.cases import CASES, FEW, Case, rows
+from tests.cases import CASES, Case
 from tests.codecs import context_of
 from tests.workers import aggregate
 
@@ -17,7 +17,7 @@ SCALED_BY_DRAWN = {"chain", "chain_summed"}
 CODED = [c for c in CASES if c.codec and c.name not in PROJECTED | SCALED_BY_DRAWN]
 
 
-@pytest.mark.parametrize("case", rows(CODED, FEW), ids=repr)
+@pytest.mark.parametrize("case", CODED, ids=repr)
 def test_one_worker(case: Case) -> None:
     codec = case.codec
     x = jnp.asarray(np.random.default_rng(6).normal(size=9), jnp.float32)

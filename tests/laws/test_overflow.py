@@ -4,14 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import MEANS, Case, rows_by_workers
+from tests.cases import MEANS, Case
 from tests.workers import aggregate
 
 ROUNDED_UP = {"natural_compression"}  # To a power of two, which of the largest floats is infinite.
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(MEANS, [3, 8], []), ids=repr)
+@pytest.mark.parametrize("workers", [3, 8])
+@pytest.mark.parametrize("case", MEANS, ids=repr)
 def test_the_largest_float(case: Case, workers: int) -> None:
     # A wire of bfloat16 ends a little below float32, and a sum may be rounded above its largest.
     largest = 3e38

@@ -17,8 +17,9 @@ from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
 from jaxcomm.synchronization import local_sgd
-from tests.cases import CASES, FEW, Case, rows
-from tests.cases._local import LocalCase, local_rows
+from tests.cases import CASES, Case
+from tests.cases._local import LOCAL, LocalCase
+from tests.laws.steps import given_gradients
 from tests.slow import slow
 from tests.workers import gradients
 
@@ -73,27 +74,19 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", rows(CASES, FEW), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_every_aggregator_goes_on(case: Case) -> None:
     """The state is that of the new workers, finite, and equal where it was equal."""
-    tx, updates = case.make(), gradients(8)
+    updates = gradients(8)
     params = jax.tree.map(lambda x: x[0], updates)
-    step = jaxcomm.simulate(
-        lambda p, b: jnp.zeros(()), optax.chain(tx, optax.sgd(0.1)), 8, gradients=given
-    )
-    state = jaxcomm.init(optax.chain(tx, optax.sgd(0.1)), params, 8)
-    params, state, _ = step(params, state, updates)
-    whole = optax.chain(tx, optax.sgd(0.1))
+    whole, step = given_gradients(case, 8)
+    params, state, _ = step(params, jaxcomm.init(whole, params, 8), updates)
     for workers in (3, 8):
         resized, same = jaxcomm.resize_workers(whole, state, params, workers)
         assert types(resized) == types(jaxcomm.init(whole, params, workers))
         jax.tree.map(np.testing.assert_array_equal, same, params)
-        go_on = jaxcomm.simulate(
-            lambda p, b: jnp.zeros(()), whole, workers, gradients=given, donate=False
-        )
         few = jax.tree.map(lambda x, n=workers: x[:n], updates)
-        moved, _, _ = go_on(params, resized, few)
+        moved, _, _ = given_gradients(case, workers)[1](params, resized, few)
         assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
 
 
@@ -157,9 +150,8 @@ def test_slices_in_8_bits_are_joined_and_cut_anew(ownership: str) -> None:
     assert np.abs(whole(state)).max() > 10 * step
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(("old", "new"), COUNTS)
-@pytest.mark.parametrize("method", ["gathered", "block", "cyclic"])
+@pytest.mark.parametrize("method", ["gathered", slow("block"), slow("cyclic")])
 def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
     """One vector of all leaves, of which the last rows are padded."""
     codec = error_feedback(top_k(ratio=0.2))
@@ -298,8 +290,7 @@ def test_momenta_of_workers_take_their_mean() -> None:
     assert np.all(np.isfinite(moved.per_worker["data"]["a"]))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", local_rows(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LOCAL, ids=lambda case: case.name)
 def test_local_methods_keep_their_anchor(case: LocalCase) -> None:
     """In the middle of a period."""
     tx = case.make(optax.sgd(0.1, momentum=0.5))

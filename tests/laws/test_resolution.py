@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxcomm.testing._law import rows_of, size_of, tree_of
-from tests.cases import MEANS, Case, rows
+from tests.cases import MEANS, Case
 
 WORKERS = 3
 
@@ -19,7 +19,7 @@ def close_to_the_mean(case: Case, given: np.ndarray, results: np.ndarray) -> Non
     assert np.abs(results - given.mean(axis=0)).max() <= bound
 
 
-@pytest.mark.parametrize("case", rows(MEANS), ids=repr)
+@pytest.mark.parametrize("case", MEANS, ids=repr)
 def test_resolution_of_any_input(case: Case) -> None:
     trial = case.trial(WORKERS)
     shape = (WORKERS, size_of(trial.shapes))

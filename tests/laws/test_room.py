@@ -43,7 +43,6 @@ def of_info(state: Any) -> float:
     return float(state.diagnostics["overflow"])
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", crowded([c for c in CROWDED if not c.keeps]), ids=repr)
 def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) -> None:
     tx, too_much = case.make("nan"), filled(case.filled)

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from tests.cases import CASES, FEW, Case, rows
+from tests.cases import CASES, Case
 
 SPECS = {"kernel": P(None, "model"), "bias": P()}
 SHAPES = {"kernel": (6, 8), "bias": (5,)}
@@ -56,8 +56,7 @@ def trained(aggregator: Any, shards: int, params: Any, steps: int = 2, **options
     return jax.tree.map(np.asarray, params)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("case", rows(NESTABLE, FEW), ids=repr)
+@pytest.mark.parametrize("case", NESTABLE, ids=repr)
 def test_one_shard_is_the_whole(case: Case) -> None:
     """With one shard, the wrapper changes no bit of a group of leaves."""
     for name, shape in SHAPES.items():
@@ -66,7 +65,7 @@ def test_one_shard_is_the_whole(case: Case) -> None:
         np.testing.assert_array_equal(wrapped[name], trained(case.make(), 1, params)[name])
 
 
-@pytest.mark.parametrize("case", rows(NESTABLE, FEW), ids=repr)
+@pytest.mark.parametrize("case", NESTABLE, ids=repr)
 def test_types_prove_what_differs(case: Case) -> None:
     """Parameters are equal on all workers; the state keeps its structure, shapes and marks."""
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
@@ -76,7 +75,7 @@ def test_types_prove_what_differs(case: Case) -> None:
     assert like(after) == like(before)
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_whole_leaves_are_not_gathered_in_silence(case: Case) -> None:
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     if case.name in WITHOUT_FLATTENING:

@@ -16,7 +16,6 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("case", MERGED, ids=repr)
 def test_what_merges_merges_when_wrapped(case: Case, wrapper: str) -> None:

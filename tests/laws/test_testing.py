@@ -277,7 +277,7 @@ def test_the_honest_codec_passes() -> None:
     check_codec(with_memory(OWN), size=16, workers=[2])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", BROKEN_CODECS)
 def test_a_broken_codec_is_caught(mistake: str) -> None:
     law, codec = BROKEN_CODECS[mistake]
@@ -454,7 +454,7 @@ def test_the_honest_aggregators_pass() -> None:
     check_aggregator(coded, params=params, resolution=1 / 42, unbiased=True)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", BROKEN_AGGREGATORS)
 def test_a_broken_aggregator_is_caught(mistake: str) -> None:
     law, make, claimed = BROKEN_AGGREGATORS[mistake]

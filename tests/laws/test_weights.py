@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
-from tests.cases import CASES, WEIGHTED, Case, rows
+from tests.cases import CASES, WEIGHTED, Case
 from tests.workers import aggregate, gradients, initial, one_leaf
 
 
@@ -22,7 +22,7 @@ def test_a_weight_that_is_known_to_be_out_of_range_is_an_error(weight: float) ->
 
 
 @pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf])
-@pytest.mark.parametrize("case", rows(WEIGHTED, {"mean", "global_qsgd"}), ids=repr)
+@pytest.mark.parametrize("case", WEIGHTED, ids=repr)
 def test_a_weight_that_is_known_to_be_none_is_an_error(case: Case, weight: float) -> None:
     tx, updates = case.make(), one_leaf()
     state = initial(tx, updates, "vmap")
@@ -39,7 +39,7 @@ def test_a_weighted_mean_of_float64_is_one() -> None:
     np.testing.assert_allclose(result, 5 / 3, rtol=1e-15)
 
 
-@pytest.mark.parametrize("case", rows([c for c in CASES if not c.weighted]), ids=repr)
+@pytest.mark.parametrize("case", [c for c in CASES if not c.weighted], ids=repr)
 def test_what_cannot_be_weighted_refuses_weights(case: Case) -> None:
     with pytest.raises(ValueError, match="`weight`"):
         aggregate(case.make(), gradients(3), weights=[1.0, 1.0, 1.0])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from tests.cases import CASES, Case, rows, rows_by_workers
+from tests.cases import CASES, Case
 from tests.workers import SIZES, Mode, abstract, aggregator, count, gradients
 
 COLLECTIVE = re.compile(r"= (\(?[^=]*?\)?) (all-reduce|all-gather|all-to-all|collective-permute)\(")
@@ -45,19 +45,19 @@ def compiled_collectives(text: str) -> dict[str, int]:
     return elements
 
 
-@pytest.mark.parametrize(
-    ("case", "workers"), rows_by_workers(CASES, [3, 8], [3], (1, 2, 5)), ids=repr
-)
+@pytest.mark.parametrize("workers", [3, 1, 2, 5, 8])
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_bytes(case: Case, workers: int) -> None:
     check_bytes(case, workers)
 
 
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_bytes_unchecked(case: Case) -> None:
     check_bytes(case, 3, "unchecked")
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [8], [], (2,)), ids=repr)
+@pytest.mark.parametrize("workers", [8, 2])
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_compiled_dtypes_and_messages(case: Case, workers: int) -> None:
     coordinates = 4096  # So large that norms and flags are few even beside single bits.
     leaves = {"kernel": coordinates, "bias": 5, "scale": 3}
@@ -74,7 +74,8 @@ def test_compiled_dtypes_and_messages(case: Case, workers: int) -> None:
     assert Counter(kind for _, kind in COLLECTIVE.findall(text)) == combined
 
 
-@pytest.mark.parametrize(("case", "workers"), rows_by_workers(CASES, [2, 16], [], (64,)), ids=repr)
+@pytest.mark.parametrize("workers", [2, 16, 64])
+@pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.filterwarnings("ignore:`bits`=8 leaves:UserWarning")
 def test_bytes_of_a_simulated_step(case: Case, workers: int) -> None:
     params = jax.tree.map(lambda x: x[0], gradients(1))

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxcomm
-from tests.cases import CASES, Case, rows
+from tests.cases import CASES, Case
 from tests.cases._gossip import GOSSIP, GossipCase
 from tests.workers import Mode, gradients, mesh_of
 
@@ -74,7 +74,7 @@ def initial(tx: Any, params: Any) -> Any:
 
 
 @MODES
-@pytest.mark.parametrize("case", rows(CASES), ids=repr)
+@pytest.mark.parametrize("case", CASES, ids=repr)
 def test_state_of_an_aggregator(case: Case, mode: Mode) -> None:
     check(case.make(), initial(case.make(), gradients(8)), mode)
 
@@ -86,7 +86,7 @@ def test_state_of_a_wrapper(name: str, mode: Mode) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("case", rows(GOSSIP, {"dpsgd", "choco_sgd", "sgp"}), ids=repr)
+@pytest.mark.parametrize("case", GOSSIP, ids=repr)
 def test_state_of_gossip(case: GossipCase, mode: Mode) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 12)), jnp.float32)
     state = jax.eval_shape(
