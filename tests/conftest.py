@@ -76,9 +76,9 @@ def _enough_devices() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The laws of a row run in one process, and share compiled programs: they take the time."""
     for item in items:
-        if item.nodeid.startswith("tests/laws/") and hasattr(item, "callspec"):
-            if case := item.callspec.params.get("case"):
-                item.add_marker(pytest.mark.xdist_group(case.name))
+        case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        if case and item.nodeid.startswith("tests/laws/"):
+            item.add_marker(pytest.mark.xdist_group(case.name))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,4 +1,4 @@
-"""Laws that every codec, aggregator and gossip method satisfies, for tests of your own methods.
+"""Laws of codecs, aggregators, gossip and local methods, for tests of your own ones.
 
 The package needs only NumPy, JAX and optax, and no test runner. A violated law raises an
 AssertionError that names it. `import jaxcomm` does not import this package.
@@ -13,15 +13,19 @@ from jaxcomm.testing._laws import (
     check_aggregator,
     check_codec,
 )
+from jaxcomm.testing._local import LOCAL_LAWS, LocalTrial, check_local
 
 __all__ = [
     "AGGREGATOR_LAWS",
     "CODEC_LAWS",
     "GOSSIP_LAWS",
+    "LOCAL_LAWS",
     "AggregatorTrial",
     "CodecTrial",
     "GossipTrial",
+    "LocalTrial",
     "check_aggregator",
     "check_codec",
     "check_gossip",
+    "check_local",
 ]

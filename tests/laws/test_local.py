@@ -13,6 +13,8 @@ import jaxcomm
 from jaxcomm.aggregation._skip_nonfinite import SkipNonfiniteState
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero, top_k
+from jaxcomm.testing import LOCAL_LAWS, LocalTrial
+from jaxcomm.testing._local import local_laws_of
 from tests.cases._local import (
     LOCAL,
     PERIOD,
@@ -126,25 +128,27 @@ def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> N
             assert np.isnan(train(tx, own, bad, ALL)[0][PERIOD - 1 :]).all()
 
 
-@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
-def test_a_constant_factor_in_the_weights_changes_nothing(case: LocalCase) -> None:
-    tx = case.make(optax.sgd(0.1, momentum=0.5))
-    weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
-    found, other = (train(tx, GRADIENTS, factor * weights, ALL)[0] for factor in (1, 64))
-    np.testing.assert_array_equal(found, other)
+@functools.cache
+def trial_of(case: LocalCase, workers: int) -> LocalTrial:
+    return LocalTrial(case.make(optax.sgd(0.1, momentum=0.5)), PERIOD, workers, agree=case.agree)
 
 
-@pytest.mark.parametrize("case", LOCAL)
-def test_a_step_of_weight_0_is_as_if_it_had_not_been(case: LocalCase) -> None:
-    """Checks the momentum inside as well."""
-    tx = case.make(optax.sgd(0.1, momentum=0.5))
-    weights, gradients = ONES.copy(), GRADIENTS.copy()
-    weights[1, 2] = weights[4, 0] = 0
-    found = []
-    for garbage in (0.0, 100.0):
-        gradients[weights == 0] = garbage
-        found.append(train(tx, gradients, weights, ALL)[0])
-    np.testing.assert_array_equal(*found)
+def _law(law: str) -> Any:
+    """A law of `jaxcomm.testing.LOCAL_LAWS`, for every row: `law[method]`."""
+    others = (8, 1) if law == "modes" else ()
+
+    @pytest.mark.parametrize("workers", [N, *others])
+    @pytest.mark.parametrize(
+        "case", [c for c in (*LOCAL, *RECIPES) if law in local_laws_of(trial_of(c, N))], ids=repr
+    )
+    def test(case: LocalCase, workers: int) -> None:
+        LOCAL_LAWS[law](trial_of(case, workers))
+
+    test.law = LOCAL_LAWS[law]  # For `tests.cases.pairs`, which reads its bounds.
+    return test
+
+
+globals().update({f"test_{law.replace(' ', '_')}": _law(law) for law in LOCAL_LAWS})
 
 
 @pytest.mark.slow
@@ -294,27 +298,6 @@ def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
         moved, counts = -np.nansum(gradients, axis=0), np.array([[3], [3], [2], [3]])
         expected = np.sum(moved * counts, axis=0) / 11
         np.testing.assert_allclose(found[-1], [expected] * N, rtol=1e-13, atol=1e-14)
-
-
-@pytest.mark.parametrize("workers", [slow(1), 8])
-@pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
-def test_devices_do_what_the_simulator_does(case: LocalCase, workers: int) -> None:
-    """On axes of both types, under jit and scan."""
-    rng = np.random.default_rng(1)
-    tx = case.make(optax.sgd(0.1, momentum=0.5))
-    gradients = rng.normal(size=(STEPS, workers, 5)).astype(np.float32)
-    gradients[1, 0] = np.nan
-    weights = rng.integers(0, 3, (STEPS, workers)).astype(np.float32)
-    start = rng.normal(size=(workers, 5)).astype(np.float32)
-    present = rng.random((STEPS, workers)) < 0.8
-    expected, *others = [
-        train(tx, gradients, weights, present, start=start, where=where)
-        for where in (workers, *meshes_of(workers))
-    ]
-    for found in others:
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
-        for x, y in zip(floats(found[1]), floats(expected[1]), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
