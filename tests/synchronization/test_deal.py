@@ -174,6 +174,8 @@ def test_orders_are_those_of_window_batches() -> None:
         KEY, shards, jnp.arange(8, dtype=jnp.int32), minibatches=WINDOW, batch_size=BATCH
     )
     found = upcoming(take_examples(new_deal(KEY, EXAMPLES, 8), taken))
+    orders = [row[-BATCH * i % 5 :][:5] - 5 * i for i, row in enumerate(np.asarray(found))]
+    assert len({*map(tuple, orders)}) > 2  # They are shuffled.
     np.testing.assert_array_equal(found, expected.reshape(8, -1))
 
 
