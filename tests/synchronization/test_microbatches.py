@@ -80,23 +80,12 @@ def _in_a_loop(tx: Any, params: Any) -> Any:
     return window(params, jaxcomm.init(tx, params, mesh_of(2)), queues).params
 
 
-def _in_many_steps(tx: Any, params: Any) -> Any:
-    tx = jaxcomm.accumulate(tx, MANY)
-    one = jaxcomm.simulate(loss_of_one, tx, 2)
-
-    def body(carry: Any, batch: Any) -> Any:
-        return one(*carry, batch)[:2], None
-
-    given = jnp.ones((MANY, 2), jnp.float32)
-    return jax.lax.scan(body, (params, jaxcomm.init(tx, params, 2)), given)[0][0]
-
-
 def loss_of_one(w: jax.Array, x: jax.Array) -> jax.Array:
     return w * jnp.mean(x).astype(w.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
-@pytest.mark.parametrize("add_up", [_in_a_window, slow(_in_a_loop), slow(_in_many_steps)])
+@pytest.mark.parametrize("add_up", [_in_a_window, slow(_in_a_loop)])
 def test_sums_are_in_the_dtype_that_they_need(add_up: Any, dtype: str) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
     with jax.enable_x64(dtype == "float64"):
