@@ -105,7 +105,7 @@ def test_one_workers_nan() -> None:
     spoilt = batch().at[5].set(jnp.nan)
     after, skipped, metrics = step(p, state, spoilt)
     chex.assert_trees_all_equal((after, plain(skipped.inner)), (p, plain(state.inner)))
-    assert skipped.skipped_steps == metrics["diagnostics/skipped_steps"] == 1
+    assert (skipped.skipped_steps, metrics["diagnostics/skipped_steps"]) == (1, 1)
     visible, _, _ = models.build(mesh_of(4), loss, tx)(p, state.inner, spoilt)
     assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(visible))
 
