@@ -82,7 +82,7 @@ WITHOUT_ROW = {
     "per_worker": "keeps an optimizer's state and sends nothing: tests/test_workers.py",
     "proximal": "goes around an optimizer, and sends nothing: tests/compression/regularizers",
     "proximal_point": "sends nothing: tests/synchronization/test_growing_batch.py",
-    "scale_by_finished": "sends a count: tests/synchronization/test_microbatches.py",
+    "scale_by_finished": "sends a count: tests/synchronization/test_non_blocking.py",
 }
 """Why a method has no row; whatever has one needs no reason."""
 

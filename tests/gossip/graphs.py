@@ -14,8 +14,6 @@ class Base(NamedTuple):
     matchings: list[list[list[int]]]
     alpha: float
     rho: float
-    lambda_2: float  # of the Laplacian, as the next
-    lambda_n: float
     matcha: dict[str, Any]  # by the budget
 
     @property
@@ -32,8 +30,6 @@ GRAPHS = [
         each["matchings"],
         each["dpsgd"]["alpha"],
         each["dpsgd"]["rho"],
-        each["laplacian_lambda_2"],
-        each["laplacian_lambda_n"],
         each["matcha"],
     )
     for each in json.loads(Path(__file__).with_name("matcha_graphs.json").read_text())["graphs"]

@@ -3,150 +3,123 @@
 Each takes x [n, d], updates [steps, n, d] and W [steps, n, n], and returns x after each step.
 """
 
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-
-def _all(steps: Iterator[np.ndarray]) -> np.ndarray:
-    return np.stack([*steps])
-
-
-def combine_then_adapt(x: np.ndarray, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        for update, w in zip(updates, weights, strict=True):
-            x = w @ x + update
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+Array = np.ndarray
+Steps = Iterator[tuple[Array, Array]]  # An update and W.
 
 
-def adapt_then_combine(x: np.ndarray, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        for update, w in zip(updates, weights, strict=True):
-            x = w @ (x + update)
-            yield x
+def _stacked(rule: Callable[..., Iterator[Array]]) -> Callable[..., Array]:
+    @functools.wraps(rule)
+    def run(x: Array, updates: Array, weights: Array, **options: Any) -> Array:
+        steps = zip(updates, weights, strict=True)
+        return np.stack([*rule(x.astype(np.float64), steps, **options)])
 
-    return _all(run(x.astype(np.float64)))
-
-
-def d2(x: np.ndarray, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        older, old_update = None, None
-        for update, w in zip(updates, weights, strict=True):
-            half = x + update if older is None else 2 * x - older + update - old_update
-            older, old_update = x, update
-            x = w @ half
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+    return run
 
 
-def keep_largest(k: int) -> Callable[[np.ndarray], np.ndarray]:
-    def keep(x: np.ndarray) -> np.ndarray:
-        kept = np.zeros_like(x)
-        for row, out in zip(x, kept, strict=True):
-            largest = np.argsort(-np.abs(row), kind="stable")[:k]
-            out[largest] = row[largest]
-        return kept
-
-    return keep
+@_stacked
+def combine_then_adapt(x: Array, steps: Steps) -> Iterator[Array]:
+    for update, w in steps:
+        x = w @ x + update
+        yield x
 
 
-def choco(
-    x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, k: int, step_size: float
-) -> np.ndarray:
+@_stacked
+def adapt_then_combine(x: Array, steps: Steps) -> Iterator[Array]:
+    for update, w in steps:
+        x = w @ (x + update)
+        yield x
+
+
+@_stacked
+def d2(x: Array, steps: Steps) -> Iterator[Array]:
+    older, old_update = None, None
+    for update, w in steps:
+        half = x + update if older is None else 2 * x - older + update - old_update
+        older, old_update = x, update
+        x = w @ half
+        yield x
+
+
+def keep_largest(x: Array, k: int) -> Array:
+    kept = np.zeros_like(x)
+    for row, out in zip(x, kept, strict=True):
+        largest = np.argsort(-np.abs(row), kind="stable")[:k]
+        out[largest] = row[largest]
+    return kept
+
+
+@_stacked
+def choco(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
     """Of one fixed W: everybody's copies are the same."""
-    compress = keep_largest(k)
-
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        known = np.zeros_like(x)
-        for update, w in zip(updates, weights, strict=True):
-            half = x + update
-            known = known + compress(half - known)
-            x = half + step_size * (w @ known - known)
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+    known = np.zeros_like(x)
+    for update, w in steps:
+        half = x + update
+        known = known + keep_largest(half - known, k)
+        x = half + step_size * (w @ known - known)
+        yield x
 
 
-def choco_by_neighbour(
-    x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, k: int, step_size: float
-) -> np.ndarray:
+@_stacked
+def choco_by_neighbour(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
     """Each pair has copies of its own, which change when the two talk."""
-    compress = keep_largest(k)
     n = len(x)
-
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        told = np.zeros((n, n, x.shape[1]))  # [i, j]: what i has told j.
-        for update, w in zip(updates, weights, strict=True):
-            half = x + update
-            talks = (w != 0) & ~np.eye(n, dtype=bool)
-            for i, j in np.argwhere(talks):
-                told[i, j] += compress((half[i] - told[i, j])[None])[0]
-            x = half.copy()
-            for i, j in np.argwhere(talks):
-                x[i] += step_size * w[i, j] * (told[j, i] - told[i, j])
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+    told = np.zeros((n, n, x.shape[1]))  # [i, j]: what i has told j.
+    for update, w in steps:
+        half = x + update
+        talks = (w != 0) & ~np.eye(n, dtype=bool)
+        for i, j in np.argwhere(talks):
+            told[i, j] += keep_largest((half[i] - told[i, j])[None], k)[0]
+        x = half.copy()
+        for i, j in np.argwhere(talks):
+            x[i] += step_size * w[i, j] * (told[j, i] - told[i, j])
+        yield x
 
 
-def deep_squeeze(
-    x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, k: int, step_size: float
-) -> np.ndarray:
-    compress = keep_largest(k)
-
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        residual = np.zeros_like(x)
-        for update, w in zip(updates, weights, strict=True):
-            corrected = x + update + residual
-            sent = compress(corrected)
-            residual = corrected - sent
-            x = x + update + step_size * (w @ sent - sent)
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+@_stacked
+def deep_squeeze(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
+    residual = np.zeros_like(x)
+    for update, w in steps:
+        corrected = x + update + residual
+        sent = keep_largest(corrected, k)
+        residual = corrected - sent
+        x = x + update + step_size * (w @ sent - sent)
+        yield x
 
 
-def push(x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, delay: int = 0) -> np.ndarray:
+@_stacked
+def push(z: Array, steps: Steps, *, delay: int = 0) -> Iterator[Array]:
     """Shares kept at once, those sent `delay` steps later; parameters are sums over masses."""
-
-    def run(z: np.ndarray) -> Iterator[np.ndarray]:
-        total, mass = z.copy(), np.ones((len(z), 1))
-        late = [(np.zeros_like(total), np.zeros_like(mass)) for _ in range(delay)]
-        for update, p in zip(updates, weights, strict=True):
-            total = total + update
-            kept = np.diag(np.diag(p))
-            late.append(((p - kept) @ total, (p - kept) @ mass))
-            total, mass = kept @ total, kept @ mass
-            arrived = late.pop(0)
-            total, mass = total + arrived[0], mass + arrived[1]
-            yield total / mass
-
-    return _all(run(x.astype(np.float64)))
+    total, mass = z.copy(), np.ones((len(z), 1))
+    late = [(np.zeros_like(total), np.zeros_like(mass)) for _ in range(delay)]
+    for update, p in steps:
+        total = total + update
+        kept = np.diag(np.diag(p))
+        late.append(((p - kept) @ total, (p - kept) @ mass))
+        arrived = late.pop(0)
+        total, mass = kept @ total + arrived[0], kept @ mass + arrived[1]
+        yield total / mass
 
 
-def late_steps(
-    x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, staleness: int
-) -> np.ndarray:
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        for t, w in enumerate(weights):
-            x = w @ x + (updates[t - staleness] if t >= staleness else 0)
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+@_stacked
+def late_steps(x: Array, steps: Steps, *, staleness: int) -> Iterator[Array]:
+    late = [np.zeros_like(x)] * staleness
+    for update, w in steps:
+        late.append(update)
+        x = w @ x + late.pop(0)
+        yield x
 
 
-def exact_now_and_then(
-    x: np.ndarray, updates: np.ndarray, weights: np.ndarray, *, every: int
-) -> np.ndarray:
-    def run(x: np.ndarray) -> Iterator[np.ndarray]:
-        for t, (update, w) in enumerate(zip(updates, weights, strict=True), 1):
-            x = w @ x + update
-            here = np.count_nonzero(w, axis=1) > 1  # Who hears nobody is absent, or alone.
-            if t % every == 0 and here.any():
-                x[here] = x[here].mean(axis=0)
-            yield x
-
-    return _all(run(x.astype(np.float64)))
+@_stacked
+def exact_now_and_then(x: Array, steps: Steps, *, every: int) -> Iterator[Array]:
+    for t, (update, w) in enumerate(steps, 1):
+        x = w @ x + update
+        here = np.count_nonzero(w, axis=1) > 1  # Who hears nobody is absent, or alone.
+        if t % every == 0 and here.any():
+            x[here] = x[here].mean(axis=0)
+        yield x

@@ -1,20 +1,17 @@
 """MATCHA's plan against values of its paper's graphs, and against what is drawn."""
 
+from typing import Any
+
 import networkx as nx
 import numpy as np
 import pytest
 
 from jaxcomm import gossip
-from jaxcomm.gossip._mixing import laplacian
 from tests.gossip.graphs import GRAPHS, Base
+from tests.gossip.workers import flags_of, matrices_of
+from tests.slow import slow
 
 PAIRS = [(base, budget) for base in GRAPHS for budget in base.matcha]
-
-
-@pytest.mark.parametrize("base", GRAPHS, ids=repr)
-def test_laplacians(base: Base) -> None:
-    eigenvalues = np.linalg.eigvalsh(laplacian(base.graph))
-    np.testing.assert_allclose(eigenvalues[[1, -1]], [base.lambda_2, base.lambda_n], atol=1e-3)
 
 
 @pytest.mark.parametrize("base,budget", PAIRS, ids=repr)
@@ -29,58 +26,69 @@ def test_known_plans(base: Base, budget: str) -> None:
 
 
 @pytest.mark.parametrize("base", GRAPHS, ids=repr)
-def test_all_matchings_at_once_are_the_best_constant(base: Base) -> None:
-    plan = gossip.matcha_plan(base.matchings, 1)
+def test_the_whole_budget_is_dpsgd_with_the_best_constant(base: Base) -> None:
+    plan, whole = (
+        gossip.matcha_plan(base.matchings, 1),
+        gossip.to_mixing(base.graph, "best_constant"),
+    )
     assert plan.probabilities == (1,) * len(base.matchings)
-    np.testing.assert_allclose([plan.alpha, plan.rho], [base.alpha, base.rho], atol=1e-3)
+    a, b = next(iter(base.graph.edges))
+    np.testing.assert_allclose([plan.alpha, whole.matrices[0][a, b]], base.alpha, atol=1e-3)
+    np.testing.assert_allclose([plan.rho, whole.rho], base.rho, atol=1e-3)
+    mixed = matrices_of(gossip.to_mixing(plan), 1)[0]
+    np.testing.assert_allclose(mixed, whole.matrices[0], atol=1e-3)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("base", GRAPHS, ids=repr)
-def test_what_is_left_on_average_is_that_of_the_formula(base: Base) -> None:
-    """Mean squared distance after a step, of what contracts least, over drawn matrices."""
+@pytest.mark.parametrize("base", [GRAPHS[0], *map(slow, GRAPHS[1:])], ids=repr)
+def test_what_is_drawn_is_what_was_planned(base: Base) -> None:
+    """How often, and the mean squared distance after a step, of what contracts least."""
     plan, draws = gossip.matcha_plan(base.matchings, 0.5), 20_000
-    n, rng = plan.workers, np.random.default_rng(0)
-    laplacians = np.zeros((len(plan.matchings), n, n))
-    for each, matching in zip(laplacians, plan.matchings, strict=True):
-        for a, b in matching:
-            each[[a, b], [a, b]] += 1
-            each[[a, b], [b, a]] -= 1
-    active = rng.random((draws, len(laplacians))) < plan.probabilities
-    mixed = np.eye(n) - plan.alpha * np.tensordot(active * 1.0, laplacians, 1)
-    np.testing.assert_allclose(mixed.sum(axis=1), 1)
-    squares = np.einsum("kij,kil->kjl", mixed, mixed)
-    _, vectors = np.linalg.eigh(squares.mean(axis=0) - 1 / n)
-    left = np.einsum("i,kij,j->k", vectors[:, -1], squares - 1 / n, vectors[:, -1])
-    assert abs(left.mean() - plan.rho) < 4 * left.std() / draws**0.5
+    mixing = gossip.to_mixing(plan)
+    np.testing.assert_allclose(mixing.rho, plan.rho, atol=1e-6)
+    active, mixed = flags_of(mixing, draws), matrices_of(mixing, draws)
+    for matrix, matching in zip(mixing.matrices, plan.matchings, strict=True):
+        part = nx.empty_graph(plan.workers)
+        part.add_edges_from(matching)
+        laplacian = nx.laplacian_matrix(part).toarray()
+        np.testing.assert_allclose(matrix, np.eye(plan.workers) - plan.alpha * laplacian)
+    chances = np.asarray(plan.probabilities)
+    error = np.sqrt(chances * (1 - chances) / draws)
+    assert (np.abs(active.mean(axis=0) - chances) <= 4 * error + 1e-6).all()
     rounds = active.sum(axis=1)
     assert abs(rounds.mean() - plan.expected_rounds) < 4 * rounds.std() / draws**0.5 + 1e-9
+    squares = np.einsum("kij,kil->kjl", mixed, mixed) - 1 / plan.workers
+    slowest = np.linalg.eigh(squares.mean(axis=0))[1][:, -1]
+    left = np.einsum("i,kij,j->k", slowest, squares, slowest)
+    assert abs(left.mean() - plan.rho) < 4 * left.std() / draws**0.5
 
 
-def test_a_graph_is_decomposed() -> None:
+def test_of_a_graph_of_two_workers_and_of_one() -> None:
     plan = gossip.matcha_plan(gossip.torus(4, 4), 0.5)
     assert len(plan.matchings) == 4 and plan.workers == 16
     edges = {edge for matching in plan.matchings for edge in matching}
     assert edges == {tuple(sorted(edge)) for edge in gossip.torus(4, 4).edges}
-
-
-def test_one_worker_and_two() -> None:
-    assert gossip.matcha_plan(nx.path_graph(1), 0.5).matchings == ()
     pair = gossip.matcha_plan(nx.path_graph(2), 1)
     np.testing.assert_allclose([pair.alpha, pair.rho], [0.5, 0], atol=1e-6)
+    assert gossip.matcha_plan(nx.path_graph(1), 0.5).matchings == ()
 
 
-@pytest.mark.quick(6)
+def test_all_links_now_and_then_is_as_good_as_computed_elsewhere() -> None:
+    # rho of the periodic baseline at budgets .5, .2, .1, computed with another programme.
+    known = {0: (0.8269, 0.9308, 0.9654), 1: (0.9650, 0.9860, 0.9930), 5: (0.7772, 0.9109, 0.9554)}
+    graphs = {0: GRAPHS[0], 1: GRAPHS[1], 5: next(g for g in GRAPHS if g.graph.size() == 8)}
+    for number, values in known.items():
+        found = [gossip.random_periodic(graphs[number].graph, b).rho for b in (0.5, 0.2, 0.1)]
+        np.testing.assert_allclose(found, values, atol=1e-3)
+
+
 @pytest.mark.parametrize(
-    "graph,budget,message",
+    "graph,message",
     [
-        (gossip.exponential(4), 0.5, "`graph` is directed"),
-        ([[(0, 1), (1, 2)]], 0.5, "Matching 0 has more than one edge at a worker"),
-        ([[(0, 1)], [(2, 3)]], 0.5, "not connected"),
-        ([[(0, 2)]], 0.5, "the workers 0 to n - 1 as nodes"),
-        (nx.Graph([(0, 1), (2, 3)]), 0.5, "not connected"),
+        (gossip.exponential(4), "`graph` is directed"),
+        ([[(0, 1), (1, 2)]], "Matching 0 has more than one edge at a worker"),
+        ([[(0, 1)], [(2, 3)]], "not connected"),
     ],
 )
-def test_impossible_plans(graph, budget: float, message: str) -> None:
+def test_impossible_plans(graph: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gossip.matcha_plan(graph, budget)
+        gossip.matcha_plan(graph, 0.5)

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import jaxcomm
@@ -45,23 +44,6 @@ def test_against_numpy(workers: int) -> None:
     found, _ = trajectory(gossip.noloco(mixing, PERIOD, **NUMBERS), x, updates)
     expected = by_hand(x, updates, matrices_of(mixing, COUNT))
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
-
-
-@pytest.mark.slow
-def test_workers_come_together_without_an_all_reduce() -> None:
-    tx = optax.chain(optax.sgd(0.1), gossip.noloco(gossip.random_pairs(8), 2))
-    params = jaxcomm.PerWorker({"data": jnp.asarray(start(8))})
-    target = jnp.zeros((8, 12))
-    step = jaxcomm.simulate(
-        lambda x, y: 0.5 * jnp.sum((x - y[0]) ** 2), tx, 8, metrics="own", donate=False
-    )
-    state = jaxcomm.init(tx, params, 8)
-    sent = jaxcomm.wire.account(step, params, state, target).collectives
-    assert {c.primitive for c in sent} == {"ppermute"} and all(c.path for c in sent)
-    before = float(jaxcomm.consensus_distance(params))
-    for _ in range(120):
-        params, state, _ = step(params, state, target)
-    assert float(jaxcomm.consensus_distance(params)) < 1e-4 * before
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 8])

@@ -29,12 +29,8 @@ def check(weights: np.ndarray) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(1, 12).flatmap(lambda n: arrays.arrays(bool, (n, n), elements=st.booleans())))
 def test_any_pattern_of_messages(pattern: np.ndarray) -> None:
+    """In a graph of even degree, no two workers send to each other in the same round."""
     check(pattern.astype(float))
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.integers(1, 12).flatmap(lambda n: arrays.arrays(bool, (n, n), elements=st.booleans())))
-def test_no_two_workers_send_to_each_other_in_a_graph_of_even_degree(pattern: np.ndarray) -> None:
     weights = np.triu(pattern, 1).astype(float)
     weights += weights.T
     check(weights)

@@ -1,8 +1,21 @@
-"""Plans that need no link: per layer, at the end, in buckets."""
+"""Plans that need no link: per layer, at the end, in buckets; and mistakes of all."""
+
+import math
+from typing import Any
 
 import pytest
 
-from jaxcomm.scheduling import LayerTimes, at_end_plan, bucket_plan, wait_free_plan
+from jaxcomm.scheduling import (
+    AlphaBeta,
+    LayerTimes,
+    at_end_plan,
+    bucket_plan,
+    merge_plan,
+    priority_plan,
+    sparsified_plan,
+    timeline,
+    wait_free_plan,
+)
 from tests.scheduling.cases import random_case
 
 
@@ -33,7 +46,42 @@ def test_the_default_bucket_is_that_of_ddp() -> None:
     assert bucket_plan(times).groups == ((0,), (1, 2))
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), "1", True])
-def test_wrong_buckets(wrong: float) -> None:
-    with pytest.raises(ValueError, match="`bucket_bytes` must be a Python float above 0, got"):
-        bucket_plan(LayerTimes([1], [1]), bucket_bytes=wrong)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda times, link: bucket_plan(times, bucket_bytes=0),
+            "`bucket_bytes` must be a Python float above 0, got",
+        ),
+        (
+            lambda times, link: priority_plan(times, link, part_bytes=math.nan),
+            "`part_bytes` must be a Python float above 0",
+        ),
+        (
+            lambda times, link: sparsified_plan(times, link, max_compression=0.5),
+            "`max_compression` must be a Python float of at least 1, got",
+        ),
+        (
+            lambda times, link: sparsified_plan(times, link, expansion=0),
+            "`expansion` must be a Python float of at least 1, got",
+        ),
+        (lambda times, link: merge_plan(times, link, method="best"), "`method` must be one of"),
+        (lambda times, link: LayerTimes([1, -1], [1, 1]), "`sizes` must have a finite number per"),
+        (lambda times, link: LayerTimes([1], [math.inf]), "`backward` must have a finite number"),
+        (lambda times, link: LayerTimes([1], [1], decode=[1, 2]), "`decode` must have"),
+        (lambda times, link: AlphaBeta(-1e-3, 1e9), "`latency` must be a finite number of at"),
+        (lambda times, link: AlphaBeta(0, math.nan), "`bytes_per_second` must be a finite number"),
+        *(
+            (
+                lambda times, link, groups=groups: timeline(
+                    times, link, wait_free_plan(times)._replace(groups=groups)
+                ),
+                r"`plan\.groups` must have each of 1 layers exactly once",
+            )
+            for groups in ((), ((0,), (0,)), ((0,), ()))
+        ),
+    ],
+)
+def test_mistakes(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(LayerTimes([1], [1]), AlphaBeta(0, 1))

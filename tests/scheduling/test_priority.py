@@ -1,10 +1,8 @@
 """Front layers first, in parts: P3 and ByteScheduler."""
 
 import dataclasses
-import math
 
 import numpy as np
-import pytest
 
 from jaxcomm.scheduling import AlphaBeta, LayerTimes, priority_plan, timeline, wait_free_plan
 from tests.scheduling.cases import random_case
@@ -59,29 +57,15 @@ def test_the_chosen_parts_are_the_best_of_their_ladder() -> None:
             assert chosen <= timeline(times, link, plan).step_seconds * (1 + 1e-9)
 
 
-def test_parts_that_gain_nothing_are_not_cut() -> None:
-    # Without a forward pass, all that matters is when the link is done.
-    times, link = random_case(2)
-    times = dataclasses.replace(times, forward=[0.0] * len(times), decode=[0.0] * len(times))
-    assert set(priority_plan(times, AlphaBeta(0.0, link.bytes_per_second / 3)).parts) == {1}
-
-
-def test_a_large_latency_cuts_nothing() -> None:
+def test_what_gains_nothing_is_not_cut() -> None:
     times, link = random_case(1)
     assert set(priority_plan(times, dataclasses.replace(link, latency=1e4)).parts) == {1}
-
-
-@pytest.mark.parametrize("wrong", [0, -3.0, math.inf, math.nan, "1"])
-def test_wrong_parts(wrong: float) -> None:
-    times = LayerTimes([1], [1])
-    with pytest.raises(ValueError, match="`part_bytes` must be a Python float above 0"):
-        priority_plan(times, AlphaBeta(0, 1), part_bytes=wrong)
-
-
-def test_a_forward_pass_of_no_time_gains_nothing() -> None:
+    # Without a forward pass, all that matters is when the link is done.
     for seed in range(20):
         times, link = random_case(seed, codec=False)
         times = dataclasses.replace(times, forward=[0.0] * len(times))
-        plan = priority_plan(times, link)
+        free = dataclasses.replace(link, latency=0.0)
+        assert set(priority_plan(times, free).parts) == {1}, seed
         waits = timeline(times, link, wait_free_plan(times)).step_seconds
-        assert timeline(times, link, plan).step_seconds >= waits * (1 - 1e-12)
+        found = timeline(times, link, priority_plan(times, link)).step_seconds
+        assert found >= waits * (1 - 1e-12)

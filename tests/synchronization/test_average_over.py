@@ -20,7 +20,6 @@ from jaxcomm.synchronization import (
 from jaxcomm.synchronization._window_gradients import microbatch_gradients
 from tests.gossip.workers import matrices_of
 from tests.slow import slow
-from tests.workers import mesh_of
 
 N, M, SIZE, RATE = 4, 3, 5, 0.1
 RNG = np.random.default_rng(0)
@@ -33,13 +32,19 @@ MIXINGS = {
 FORMS = ("minibatches", "workers")
 
 
+def used(finished: np.ndarray) -> np.ndarray:
+    """Which mini-batches are finished, [workers, mini-batches]."""
+    return np.arange(M) < finished[:, None]
+
+
 def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
     return 0.5 * jnp.sum((x - batch) ** 2)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("average_over", FORMS)
-@pytest.mark.parametrize("name", ["dpsgd", slow("matcha")])
+@pytest.mark.parametrize(
+    ("name", "average_over"),
+    [("dpsgd", "workers"), slow("dpsgd", "minibatches"), *(slow("matcha", f) for f in FORMS)],
+)
 def test_a_worker_moves_by_its_mean_times_its_share_among_neighbors(
     name: str, average_over: str
 ) -> None:
@@ -50,42 +55,28 @@ def test_a_worker_moves_by_its_mean_times_its_share_among_neighbors(
     step = jaxcomm.simulate(loss, tx, N, gradients=given)
     params = jaxcomm.replicate(jnp.zeros(SIZE), N)
     state = jaxcomm.init(tx, params, N)
-    x = np.zeros((N, SIZE))
-    for batch, finished, w in zip(
-        DATA, FINISHED, matrices_of(gossip.to_mixing(graph), len(DATA)), strict=True
-    ):
+    x, matrices = np.zeros((N, SIZE)), matrices_of(gossip.to_mixing(graph), len(DATA))
+    for batch, finished, w in zip(DATA, FINISHED, matrices, strict=True):
         params, state, metrics = step(params, state, (batch, finished))
-        moves = np.zeros((N, SIZE))
-        counted = finished if average_over == "minibatches" else finished > 0
+        counted = finished if average_over == "minibatches" else np.minimum(finished, 1)
         hears = (w != 0) | np.eye(N, dtype=bool)
-        for worker, count in enumerate(finished):
-            done = batch[M * worker : M * worker + count].astype(np.float64)
-            if count:
-                share = counted[worker] / np.mean(counted[hears[worker]])
-                moves[worker] = -RATE * share * np.mean(x[worker] - done, axis=0)
-        mean = x.mean(axis=0) + moves.mean(axis=0)
-        x = w @ x + moves
+        share = counted * hears.sum(axis=1) / np.maximum(hears @ counted, 1)
+        off = np.where(used(finished)[..., None], x[:, None] - batch.reshape(N, M, SIZE), 0)
+        moves = -RATE * (share / np.maximum(finished, 1))[:, None] * off.sum(axis=1)
+        mean, x = (x + moves).mean(axis=0), w @ x + moves
         found = np.asarray(params.per_worker["data"])
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.mean(axis=0), mean, rtol=1e-5, atol=1e-6)
         assert metrics["weight"] == int(counted.sum())
 
 
-@pytest.mark.parametrize("average_over", FORMS)
-def test_an_aggregator_forms_the_mean_over_either(average_over: str) -> None:
-    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-    step = jaxcomm.simulate(
-        loss, tx, N, gradients=functools.partial(window_gradients, average_over=average_over)
-    )
-    params, _, _ = step(
-        jnp.zeros(SIZE), jaxcomm.init(tx, jnp.zeros(SIZE), N), (DATA[0], FINISHED[0])
-    )
-    done = [DATA[0, M * i : M * i + m] for i, m in enumerate(FINISHED[0]) if m]
-    expected = {
-        "minibatches": np.concatenate(done).mean(axis=0),
-        "workers": np.mean([each.mean(axis=0) for each in done], axis=0),
-    }
-    np.testing.assert_allclose(params, expected[average_over], rtol=1e-5, atol=1e-6)
+def test_an_aggregator_forms_the_mean_over_workers() -> None:
+    tx, params = optax.chain(jaxcomm.mean(), optax.sgd(1.0)), jnp.zeros(SIZE)
+    given = functools.partial(window_gradients, average_over="workers")
+    step = jaxcomm.simulate(loss, tx, N, gradients=given)
+    params, _, _ = step(params, jaxcomm.init(tx, params, N), (DATA[0], FINISHED[0]))
+    done = [DATA[0, M * i : M * i + m].mean(axis=0) for i, m in enumerate(FINISHED[0]) if m]
+    np.testing.assert_allclose(params, np.mean(done, axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_sums_at_hand_count_alike_too() -> None:
@@ -104,31 +95,25 @@ def noisy(x: jax.Array, batch: jax.Array, key: jax.Array, dtype: Any = jnp.int32
     return jnp.sum(x * batch) * noise, aux
 
 
-@pytest.mark.parametrize("workers", [N, slow("mesh")])
-def test_losses_take_a_key_and_tell_more(workers: Any) -> None:
-    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-    make = jaxcomm.simulate if workers == N else jaxcomm.make_step
-    workers = N if workers == N else mesh_of(N)
-    step = make(
-        functools.partial(noisy, dtype=jnp.float32),
-        tx,
-        workers,
-        has_aux=True,
-        gradients=functools.partial(window_gradients, has_aux=True),
+def test_losses_take_a_key_and_tell_more() -> None:
+    tx, params, key = (
+        optax.chain(jaxcomm.mean(), optax.sgd(1.0)),
+        jnp.zeros(SIZE),
+        jax.random.key(7),
     )
-    params = jnp.zeros(SIZE)
-    key = jax.random.key(7)
-    after, _, metrics = step(
-        params, jaxcomm.init(tx, params, workers), (DATA[0], FINISHED[0]), key=key
-    )
-    of_all = [(i, j) for i in range(N) for j in range(FINISHED[0, i])]
-    noise = [
-        float(jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), j)))
-        for i, j in of_all
-    ]
-    done = np.stack([DATA[0, M * i + j] for i, j in of_all])
-    assert len(set(noise)) == len(of_all)  # Every mini-batch has its own.
-    np.testing.assert_allclose(after, -np.mean(np.array(noise)[:, None] * done, 0), rtol=1e-5)
+    gradients = functools.partial(window_gradients, has_aux=True)
+    given = functools.partial(noisy, dtype=jnp.float32)
+    step = jaxcomm.simulate(given, tx, N, has_aux=True, gradients=gradients)
+    batch = DATA[0], FINISHED[0]
+    after, _, metrics = step(params, jaxcomm.init(tx, params, N), batch, key=key)
+
+    def drawn(worker: int, number: int) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), number))
+
+    noise = np.array([drawn(i, j) for i, j in np.argwhere(used(FINISHED[0]))])
+    done = DATA[0].reshape(N, M, SIZE)[used(FINISHED[0])]
+    assert len({*noise.tolist()}) == len(noise)  # Every mini-batch has its own.
+    np.testing.assert_allclose(after, -np.mean(noise[:, None] * done, 0), rtol=1e-5)
     np.testing.assert_allclose(metrics["noise"], np.mean(noise), rtol=1e-5)
     np.testing.assert_allclose(metrics["wrong"], np.mean(np.sum(done > 0, axis=1)), rtol=1e-6)
 

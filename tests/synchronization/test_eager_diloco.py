@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,27 +12,15 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import eager_diloco
 from tests.slow import slow
-from tests.workers import mesh_of
+from tests.synchronization.towards import account, run
 
 N, SIZE, COUNT, PERIOD = 4, 6, 17, 4
 TARGETS = np.random.default_rng(0).normal(size=(N, SIZE)).astype(np.float32)
 RATE, OUTER = 0.1, {"learning_rate": 0.7, "momentum": 0.5}
 
 
-def loss(x: jax.Array, target: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum((x - target[0]) ** 2)
-
-
-def run(tx: Any, workers: Any = N, **extra: Any) -> tuple[np.ndarray, Any]:
-    """The parameters of all workers after each step, from zero, and the last state."""
-    params = jaxcomm.replicate(jnp.zeros(SIZE), workers)
-    make: Any = jaxcomm.simulate if workers == N else jaxcomm.make_step
-    step, state = make(loss, tx, workers, donate=False), jaxcomm.init(tx, params, workers)
-    found = []
-    for _ in range(COUNT):
-        params, state, _ = step(params, state, TARGETS, **extra)
-        found.append(np.asarray(params.per_worker["data"]))
-    return np.stack(found), state
+def make(**options: Any) -> Any:
+    return eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD, **options)
 
 
 def by_hand(eager: bool) -> np.ndarray:
@@ -55,12 +42,9 @@ def by_hand(eager: bool) -> np.ndarray:
     return np.stack(found)
 
 
-@pytest.mark.parametrize(
-    ("eager", "workers"), [(True, N), (False, N), slow(True, "mesh"), slow(False, "mesh")]
-)
-def test_against_numpy(eager: bool, workers: Any) -> None:
-    tx = eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD, eager=eager)
-    found, _ = run(tx, N if workers == N else mesh_of(N))
+@pytest.mark.parametrize("eager", [True, slow(False)])
+def test_against_numpy(eager: bool) -> None:
+    found, _ = run(make(eager=eager), TARGETS, COUNT)
     np.testing.assert_allclose(found, by_hand(eager), rtol=1e-5, atol=1e-6)
     apart = np.ptp(found[PERIOD - 1 :: PERIOD], axis=1).max(axis=1)
     assert (apart > 0.01).all() if eager else (apart < 1e-6).all()
@@ -68,38 +52,17 @@ def test_against_numpy(eager: bool, workers: Any) -> None:
 
 @pytest.mark.slow
 def test_only_the_late_displacement_is_sent_and_feedback_keeps_the_rest() -> None:
-    aggregator = jaxcomm.all_gather_mean(error_feedback(top_k(k=2)))
-    for given in (None, aggregator):
-        tx = eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD, aggregator=given)
-        params = jaxcomm.replicate(jnp.zeros(SIZE), N)
-        step = jaxcomm.simulate(loss, tx, N, metrics="own")
-        sent = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, N), TARGETS)
-        assert {c.path for c in sent.collectives} == {("cond 2/2",)}
-        if given is None:
-            assert sent.bytes_per_worker == 2 * 3 / 4 * 4 * (SIZE + 2)
-    found, state = run(tx)
+    assert account(make(), TARGETS).bytes_per_worker == 2 * 3 / 4 * 4 * (SIZE + 2)
+    tx = make(aggregator=jaxcomm.all_gather_mean(error_feedback(top_k(k=2))))
+    for each in (make(), tx):
+        assert {c.path for c in account(each, TARGETS).collectives} == {("cond 2/2",)}
+    found, state = run(tx, TARGETS, COUNT)
     (residual,) = state[1].aggregator.own.per_worker["data"]
     assert np.isfinite(found).all() and np.abs(residual.kept).max() > 0
 
 
 @pytest.mark.slow
 def test_who_is_absent_goes_on_alone() -> None:
-    present = jnp.arange(N) != 2
-    found, _ = run(eager_diloco(optax.sgd(RATE), optax.sgd(**OUTER), PERIOD), present=present)
+    found, _ = run(make(), TARGETS, COUNT, present=jnp.arange(N) != 2)
     alone = TARGETS[2] * (1 - (1 - RATE) ** np.arange(1, COUNT + 1))[:, None]
     np.testing.assert_allclose(found[:, 2], alone, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eager": 1}, "`eager` must be a Python bool"),
-        ({"period": 0}, "`period` must be"),
-        ({"outer": 0.7}, "`outer` must be an optax transformation"),
-        ({"aggregator": jaxcomm.mean("ici")}, r"averages over \['ici'\]"),
-    ],
-)
-def test_mistakes(options: dict[str, Any], message: str) -> None:
-    given = {"inner": optax.sgd(0.1), "outer": optax.sgd(1.0), "period": 2, **options}
-    with pytest.raises(ValueError, match=message):
-        eager_diloco(**given)

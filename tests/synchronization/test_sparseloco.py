@@ -1,15 +1,10 @@
 """SparseLoCo against NumPy, and the bytes of its settings."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
-import jaxcomm
 from jaxcomm.synchronization import sparseloco
+from tests.synchronization.towards import account, run
 
 N, SIZE, COUNT, PERIOD, BLOCK, K, DECAY = 3, 10, 15, 3, 4, 2, 0.9
 TARGETS = np.random.default_rng(0).normal(size=(N, SIZE)).astype(np.float32)
@@ -46,39 +41,15 @@ def by_hand() -> np.ndarray:
     return np.stack(found)
 
 
-def loss(x: jax.Array, target: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum((x - target[0]) ** 2)
-
-
 def test_against_numpy() -> None:
     tx = sparseloco(
         optax.sgd(RATE), PERIOD, k=K, block_size=BLOCK, decay=DECAY, learning_rate=OUTER
     )
-    params = jaxcomm.replicate(jnp.zeros(SIZE), N)
-    step, state = jaxcomm.simulate(loss, tx, N), jaxcomm.init(tx, params, N)
-    for expected in by_hand():
-        params, state, _ = step(params, state, TARGETS)
-        np.testing.assert_allclose(params.per_worker["data"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(tx, TARGETS, COUNT)[0], by_hand(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_settings_of_the_paper_send_a_fifth_of_a_bit() -> None:
     """2 bits and an index of 8 for 64 of 4096 coordinates, and two float32: 0.19 bits each."""
-    tx, size = sparseloco(optax.sgd(RATE)), 2**18
-    params = jax.eval_shape(lambda: jaxcomm.replicate(jnp.zeros(size), 2))
-    state = jax.eval_shape(lambda: jaxcomm.init(tx, jaxcomm.replicate(jnp.zeros(size), 2), 2))
-    step = jaxcomm.simulate(loss, tx, 2, metrics="own")
-    sent = jaxcomm.wire.account(step, params, state, jax.ShapeDtypeStruct((2, size), jnp.float32))
+    size = 2**18
+    sent = account(sparseloco(optax.sgd(RATE)), np.zeros((2, size), np.float32))
     assert 0.17 < 8 * sent.bytes_per_worker / size < 0.2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 0}, "`k` must be a Python int of at least 1"),
-        ({"block_size": 0}, "`block_size` must be a Python int of at least 1"),
-        ({"period": 0}, "`period` must be"),
-    ],
-)
-def test_mistakes(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sparseloco(optax.sgd(0.1), **options)

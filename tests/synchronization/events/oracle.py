@@ -16,6 +16,7 @@ from tests.synchronization.events.problem import (
 )
 
 BYTES = 4 * SIZE
+Messages = tuple[int, int, int, int]  # uploads and their bytes, downloads and their bytes
 
 
 @dataclasses.dataclass
@@ -26,14 +27,14 @@ class Happened:
     number: int
     staleness: int
     seconds: float
-    messages: tuple[int, int, int, int]
+    messages: Messages
 
 
 def replay(
     rule: Any,
     times: Callable[[int, int], float],
     events: int,
-    travel: Callable[[tuple[int, int, int, int]], float] = lambda messages: 0.0,
+    travel: Callable[[Messages], float] = lambda messages: 0.0,
 ) -> list[Happened]:
     """The events of a rule, whose state changes on the way."""
     idle = {*range(WORKERS)} - {*rule.begins({*range(WORKERS)})}
@@ -75,7 +76,7 @@ class Backup(Rule):
         self.step, self.next_step, self.restarts = 0, [0] * WORKERS, aborts
         self.dropped, self.used = 0, []
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         if self.next_step[i] == self.step:
             self.gradients.append(gradient(self.x, i, number))
             self.used.append((self.step, i))
@@ -109,7 +110,7 @@ class StaleSynchronous(Rule):
         seen = [u for (j, k), u in self.updates.items() if k <= certain or j == i]
         return START + sum(seen, start=np.zeros(SIZE)) / WORKERS
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         self.updates[i, self.clocks[i]] = -self.rate * gradient(self.read(i), i, number)
         self.clocks[i] += 1
         return 1, BYTES, 1, BYTES
@@ -129,7 +130,7 @@ class Server(Rule):
         self.x, self.rate, self.weight = START.copy(), rate, weight
         self.read = [START.copy() for _ in range(WORKERS)]
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         self.x = self.x - self.rate * self.weight(staleness) * gradient(self.read[i], i, number)
         self.read[i] = self.x
         return 1, BYTES, 1, BYTES
@@ -144,7 +145,7 @@ class Elastic(Rule):
         self.own = np.tile(START, (WORKERS, 1))
         self.velocity = np.zeros((WORKERS, SIZE))
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         g = gradient(self.own[i] + self.momentum * self.velocity[i], i, number)
         self.velocity[i] = self.momentum * self.velocity[i] - self.rate * g
         due = number % self.period == 0
@@ -162,7 +163,7 @@ class Pairs(Rule):
         self.own = np.tile(START, (WORKERS, 1))
         self.read = self.own.copy()
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         j = self.partners[self.position][i]
         self.position += 1
         self.own[[i, j]] = (self.own[i] + self.own[j]) / 2
@@ -200,7 +201,7 @@ class Consensus(Rule):
         ]
         return self.penalty * sum(differences, start=np.zeros(SIZE))
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         linear, curvature = self.dual(i), self.penalty * len(self.neighbors[i])
         for j in self.neighbors[i]:
             linear = linear - self.penalty * self.iterates[j][self.needed(i, j)]
@@ -255,7 +256,7 @@ class Lazy(Rule):
         self.x = self.x - self.rate * self.uploads.mean(axis=0)
         self.path = [*self.path, self.x][-self.memory - 1 :]
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         change = CURVATURE[i] * (self.x - MINIMUM[i]) - self.uploads[i]
         sent = change if self.bits is None else on_grid(change, self.bits)
         error = np.sum((sent - change) ** 2)
@@ -303,7 +304,7 @@ class VarianceReduced(Rule):
         self.read = [self.x] * WORKERS
         self.done = 0
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         if len(self.full) < WORKERS:
             self.full.append(CURVATURE[i] * (self.snapshot - MINIMUM[i]))
             return 1, BYTES, 1, BYTES
@@ -337,7 +338,6 @@ class Decoupled(Rule):
         self.deadline: float | None = None
         self.version, self.seen = 0, [0] * WORKERS
         self.sizes: list[int] = []
-        self.sent_by = {i: np.zeros(SIZE) for i in range(WORKERS)}
 
     def merge(self) -> None:
         total = sum(weight for _, weight, _ in self.waiting)
@@ -347,7 +347,7 @@ class Decoupled(Rule):
         self.sizes.append(len({i for i, _, _ in self.waiting}))
         self.waiting, self.deadline, self.version = [], None, self.version + 1
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         self.own[i] -= self.rate * gradient(self.own[i], i, number)
         if self.deadline is not None and now > self.deadline:
             self.merge()
@@ -359,7 +359,6 @@ class Decoupled(Rule):
         if sends:
             tokens = self.period * self.tokens[i]
             self.waiting.append((i, tokens * tokens / self.period, self.own[i] - self.base[i]))
-            self.sent_by[i] += self.own[i] - self.base[i]
             self.base[i] = self.own[i]
         learners = {j for j, _, _ in self.waiting}
         if sends and len(learners) >= self.quorum and self.deadline is None:
@@ -376,7 +375,7 @@ class SparseServer(Server):
         super().__init__(rate)
         self.residual = np.zeros((WORKERS, SIZE))
 
-    def finish(self, i: int, number: int, staleness: int, now: float) -> tuple[int, int, int, int]:
+    def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
         wanted = gradient(self.read[i], i, number) + self.residual[i]
         sent = np.zeros(SIZE)
         for leaf in (slice(0, 4), slice(4, 6)):

@@ -9,6 +9,7 @@ import pytest
 from jaxcomm import gossip
 from jaxcomm.synchronization import events, shifted_exponential
 from jaxcomm.synchronization.events import Event, Policy, Subproblem
+from tests.slow import slow
 
 CURVATURE = np.random.default_rng(3).uniform(0.5, 2.0, (8, 5))
 MINIMUM = np.random.default_rng(4).normal(size=(8, 5))
@@ -25,12 +26,10 @@ def solve(point: Subproblem, event: Event) -> tuple[jax.Array, jax.Array]:
     "policy",
     [
         events.d_admm(gossip.ring(8), 0.7),
-        pytest.param(events.d_admm(nx.complete_graph(8), 0.1), marks=pytest.mark.slow),
-        pytest.param(events.d_admm(nx.wheel_graph(8), 0.3), marks=pytest.mark.slow),
-        pytest.param(events.jacobi_admm(nx.path_graph(8), 0.5), marks=pytest.mark.slow),
-        pytest.param(events.jacobi_admm(gossip.ring(8), 0.5), marks=pytest.mark.slow),
+        slow(events.d_admm(nx.wheel_graph(8), 0.3)),
+        slow(events.jacobi_admm(nx.path_graph(8), 0.5)),
     ],
-)  # fmt: skip
+)
 def test_quadratics_reach_the_optimum_of_their_sum(policy: Policy) -> None:
     with jax.enable_x64(True):
         loop = events.event_loop(policy, solve, shifted_exponential(1.0), workers=8)

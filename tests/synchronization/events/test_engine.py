@@ -20,6 +20,7 @@ from jaxcomm.synchronization import (
 )
 from jaxcomm.synchronization.events import Event, Policy
 from jaxcomm.synchronization.events._engine import EventLoop, Seconds, first, last, later
+from tests.slow import slow
 from tests.synchronization.events.problem import halved
 from tests.synchronization.events.rows import PLAIN, Row, marked
 
@@ -54,7 +55,7 @@ def test_the_order_is_that_of_both_words_and_then_of_the_index() -> None:
     assert last(time, jnp.array([False, True, True, True, False])).low == jnp.float32(3e-8)
 
 
-@pytest.mark.parametrize("backups", [0, 2])
+@pytest.mark.parametrize("backups", [2, slow(0)])
 def test_the_clock_is_that_of_windows(backups: int) -> None:
     straggler, workers, steps = shifted_exponential(2.0, shift=0.5), 6, 400
     policy = events.backup_workers(optax.sgd(0.1), backups, in_flight="abort")
@@ -66,11 +67,12 @@ def test_the_clock_is_that_of_windows(backups: int) -> None:
         straggler, trigger, workers=workers, minibatches=1, communication_seconds=0.25,
         in_flight="abort", seed=3,
     )  # fmt: skip
-    ends = jax.jit(
-        lambda clock: jax.lax.scan(
-            lambda clock, _: (close(clock)[1], close(clock)[1].seconds), clock, length=steps
-        )
-    )(clock)[1]
+
+    def closed(clock: Any, _: None) -> Any:
+        clock = close(clock)[1]
+        return clock, clock.seconds
+
+    ends = jax.jit(lambda clock: jax.lax.scan(closed, clock, length=steps)[1])(clock)
     seconds = records.seconds[wanted - 1 :: wanted] + 0.25
     np.testing.assert_allclose(seconds, ends, rtol=1e-5)
     expected = run_time(straggler, workers, wanted, communication_seconds=0.25)
@@ -126,10 +128,8 @@ def test_parameters_keep_their_dtypes(row: Row) -> None:
     assert row.plain is not None
     params = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones((1, 2), jnp.bfloat16)}
     loop = events.event_loop(row.policy(4), row.plain, row.straggler, workers=4)
-    model = jax.eval_shape(lambda params: loop.model(loop.run(loop.start(params), 3)[0]), params)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), model) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), params
-    )
+    found = jax.eval_shape(lambda params: loop.model(loop.run(loop.start(params), 3)[0]), params)
+    assert found == jax.eval_shape(lambda: params)
 
 
 def temporaries(row: Row, workers: int, size: int) -> int:
@@ -152,13 +152,8 @@ def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
 
 
 def test_workers_that_all_wait_are_seen() -> None:
-    stuck = events.parameter_server(optax.sgd(0.1))._replace(
-        begins=lambda state, idle: idle & (jnp.sum(idle) == 3)
-    )
-    loop = compiled(stuck, shifted_exponential(1.0), workers=3)
-    _, records = loop.run(loop.start(jnp.ones(2)), 10)
-    assert np.isfinite(records.seconds[:3]).all()
-    stuck = stuck._replace(begins=lambda state, idle: idle & (state.params[0] == 1))
+    server = events.parameter_server(optax.sgd(0.1))
+    stuck = server._replace(begins=lambda state, idle: idle & (state.params[0] == 1))
     loop = compiled(stuck, shifted_exponential(1.0), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 10)
     assert np.isfinite(records.seconds[:3]).all() and np.isnan(records.seconds[3:]).all()

@@ -8,54 +8,27 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcomm import Context, gossip
+from jaxcomm import Context
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.synchronization import deterministic, events, shifted_exponential
-from jaxcomm.synchronization.events import Event, Policy
+from jaxcomm.synchronization import events, shifted_exponential
+from jaxcomm.synchronization.events import Policy
 from jaxcomm.synchronization.events._asy_lpg import rounding_error
-from jaxcomm.synchronization.events._engine import Progress, Record
 from jaxcomm.synchronization.events._lazy import _nearest_on_grid
+from tests.slow import slow
 from tests.synchronization.events import problem
-from tests.synchronization.events.simulated import run_named
 
 
-def run(policy: Policy, count: int, work: Any = problem.work, **options: Any) -> Any:
-    """The progress, the records and the model after some events."""
-    options = {"straggler": shifted_exponential(1.0), "workers": problem.WORKERS, **options}
-    loop = events.event_loop(policy, work, options.pop("straggler"), **options)
-
-    @jax.jit
-    def simulate(params: Any) -> tuple[Progress, Record, Any]:
-        progress, records = loop.run(loop.start(params), count)
-        return progress, records, loop.model(progress)
-
-    return simulate(problem.tree(problem.START))
-
-
-def still(point: Any, event: Event) -> tuple[jax.Array, Any]:
-    return jnp.float32(0), jax.tree.map(jnp.zeros_like, point)
-
-
-def test_stale_reads_do_not_depend_on_speeds() -> None:
-    policy = events.stale_synchronous(optax.sgd(0.3), 2)
-    losses = []
-    for straggler in (shifted_exponential(1.0), deterministic([3.0, 1.0, 1.0, 2.0])):
-        _, records, _ = run(policy, 48, straggler=straggler)
-        pairs = zip(records.worker.tolist(), records.number.tolist(), strict=True)
-        losses.append(dict(zip(pairs, np.asarray(records.loss), strict=True)))
-    shared = losses[0].keys() & losses[1].keys()
-    assert len(shared) > 30
-    for pair in shared:
-        np.testing.assert_allclose(losses[0][pair], losses[1][pair], rtol=1e-5)
+def final(policy: Policy, count: int) -> np.ndarray:
+    """The model after some events."""
+    loop = events.event_loop(policy, problem.work, shifted_exponential(1.0), workers=4)
+    run = jax.jit(lambda params: loop.model(loop.run(loop.start(params), count)[0]))
+    return problem.vector(run(problem.tree(problem.START)))
 
 
 @pytest.mark.slow
 def test_no_staleness_is_synchronous_with_momentum_too() -> None:
     tx = optax.sgd(0.1, momentum=0.9, nesterov=True)
-    models = [
-        problem.vector(run(policy, 40)[2])
-        for policy in (events.stale_synchronous(tx, 0), events.bulk_synchronous(tx))
-    ]
+    models = [final(events.stale_synchronous(tx, 0), 40), final(events.bulk_synchronous(tx), 40)]
     state, x = tx.init(jnp.asarray(problem.START)), jnp.asarray(problem.START)
     for step in range(10):
         g = np.mean([problem.gradient(np.asarray(x), i, step) for i in range(4)], axis=0)
@@ -64,53 +37,7 @@ def test_no_staleness_is_synchronous_with_momentum_too() -> None:
     np.testing.assert_allclose(models, [x, x], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_elastic_steps_and_pairs_conserve_the_sum() -> None:
-    away = events.easgd(optax.sgd(1.0), elasticity=0.2)
-    state = run(away, 9, lambda point, event: (jnp.float32(0), _only_late(point, event)))[0].policy
-    after = run(away, 60, lambda point, event: (jnp.float32(0), _only_late(point, event)))[0].policy
-    sums = [problem.vector(s.params).sum(axis=0) + problem.vector(s.center) for s in (state, after)]
-    np.testing.assert_allclose(*sums, atol=1e-5)
-    spread = [
-        np.abs(problem.vector(s.params) - problem.vector(s.center)).max() for s in (state, after)
-    ]
-    assert spread[1] < 0.1 * spread[0]
-    pairs = events.asynchronous_pairs(optax.sgd(1.0), gossip.ring(4))
-    state = run(pairs, 60, lambda point, event: (jnp.float32(0), _only_late(point, event)))[
-        0
-    ].policy
-    own = problem.vector(state.params)
-    np.testing.assert_allclose(own.mean(axis=0), problem.START - 5 / 4, atol=1e-5)
-    np.testing.assert_allclose(own - own.mean(axis=0), 0, atol=1e-3)
-
-
-def _only_late(point: Any, event: Event) -> Any:
-    """A gradient of ones in the first five events, and of zeros afterwards."""
-    return jax.tree.map(lambda x: jnp.where(event.position < 5, jnp.ones_like(x), 0), point)
-
-
-@pytest.mark.slow
-def test_a_threshold_of_0_uploads_always_and_others_save() -> None:
-    full = np.sum(problem.CURVATURE * problem.MINIMUM, axis=0) / np.sum(problem.CURVATURE, axis=0)
-    uploads, sizes = [], []
-    for policy in (
-        events.lag_wk(0.5, threshold=0.0),
-        events.laq(0.5, 8, threshold=0.0, max_skip=0),
-        events.lag_wk(0.5, threshold=0.5),
-        events.laq(0.5, 8, threshold=0.5),
-    ):
-        _, records, model = run(policy, 4 * 40, problem.whole)
-        np.testing.assert_allclose(problem.vector(model), full, atol=1e-3)
-        uploads.append(int(records.sent.uploads.sum()))
-        sizes.append(int(records.sent.upload_bytes.sum()))
-    assert uploads[:2] == [160, 160]
-    assert max(uploads[2:]) < 0.8 * 160
-    assert sizes[0] == 160 * 24 and sizes[1] == 160 * (4 + 4 + 2 * 4)
-
-
-@pytest.mark.parametrize(
-    "bits", [3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 8, 16))]
-)
+@pytest.mark.parametrize("bits", [3, *map(slow, (1, 8, 16))])
 def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
     codec = _nearest_on_grid(bits)
 
@@ -188,37 +115,18 @@ def test_variance_reduction_converges_where_stochastic_gradients_do_not() -> Non
     minimum = np.sum(problem.CURVATURE * problem.MINIMUM, axis=0) / problem.CURVATURE.sum(axis=0)
     rounded = events.asy_lpg(problem.whole, 0.1, 20)
     plain = events.parameter_server(optax.sgd(0.1))
-    errors = [
-        np.abs(problem.vector(run(policy, 24 * 30)[2]) - minimum).max()
-        for policy in (rounded, plain)
-    ]
+    errors = [np.abs(final(policy, 24 * 30) - minimum).max() for policy in (rounded, plain)]
     assert errors[0] < 1e-3 < 0.05 < errors[1]
 
 
 @pytest.mark.slow
-def test_what_feedback_withholds_is_kept() -> None:
-    found = run_named("parameter_server_top_k")
-    residuals = [
-        np.asarray(leaf).reshape(4, -1) for leaf in jax.tree.leaves(found.progress.policy.memory)
-    ]
-    np.testing.assert_allclose(np.hstack(residuals), found.rule.residual, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_rates_can_be_mapped() -> None:
-    def final(rate: jax.Array) -> Any:
-        loop = events.event_loop(
-            events.stale_synchronous(optax.sgd(rate), 1),
-            problem.work,
-            shifted_exponential(1.0),
-            workers=4,
-        )
-        start = loop.start(problem.tree(problem.START))
-        return loop.model(loop.run(start, 40)[0])
+    def at_rate(rate: jax.Array) -> Any:
+        policy = events.stale_synchronous(optax.sgd(rate), 1)
+        loop = events.event_loop(policy, problem.work, shifted_exponential(1.0), workers=4)
+        return loop.model(loop.run(loop.start(problem.tree(problem.START)), 40)[0])
 
     rates = jnp.array([0.1, 0.3])
-    mapped = jax.jit(jax.vmap(final))(rates)
-    for number in range(2):
-        one = jax.jit(final)(rates[number])
-        found = jax.tree.map(lambda x: x[number], mapped)  # noqa: B023
-        np.testing.assert_allclose(problem.vector(found), problem.vector(one), rtol=1e-5)
+    mapped = problem.vector(jax.jit(jax.vmap(at_rate))(rates))
+    single = [problem.vector(jax.jit(at_rate)(rate)) for rate in rates]
+    np.testing.assert_allclose(mapped, single, rtol=1e-5)
