@@ -47,11 +47,6 @@ def linen_lstm() -> Loss:
 
 
 @listed()
-def linen_gru() -> Loss:
-    return of_linen(nn.RNN(nn.GRUCell(4)))
-
-
-@listed()
 def linen_bidirectional() -> Loss:
     return of_linen(nn.Bidirectional(nn.RNN(nn.SimpleCell(4)), nn.RNN(nn.SimpleCell(4))))
 
@@ -66,7 +61,7 @@ def linen_convolution() -> Loss:
     return of_linen(nn.Sequential([nn.Conv(4, (3,)), nn.gelu, nn.LayerNorm(), nn.Dense(2)]))
 
 
-@listed(model_state=True, is_mean=False)
+@listed(model_state=True)
 def linen_batch_norm() -> Loss:
     model = nn.Sequential(
         [nn.Dense(4), nn.BatchNorm(False, momentum=0.9, epsilon=0.1), nn.Dense(1)]
@@ -94,7 +89,7 @@ def nnx_rnn() -> Loss:
     return Loss(square_error(apply), params, sequences())
 
 
-@listed(model_state=True, is_mean=False)
+@listed(model_state=True)
 def nnx_batch_norm() -> Loss:
     norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=nnx.Rngs(0))
     graph, params, statistics = nnx.split(norm, nnx.Param, nnx.BatchStat)
@@ -135,57 +130,6 @@ def equinox_gru() -> Loss:
         return lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(4), x)[1]
 
     return of_equinox(eqx.nn.GRUCell(WIDTH, 4, key=jax.random.key(0)), apply)
-
-
-@listed()
-def equinox_lstm() -> Loss:
-    def apply(cell: Any, x: jax.Array) -> jax.Array:
-        def body(carry: Any, x: jax.Array) -> Any:
-            new = cell(x, carry)
-            return new, new[0]
-
-        return lax.scan(body, (jnp.zeros(4), jnp.zeros(4)), x)[1]
-
-    return of_equinox(eqx.nn.LSTMCell(WIDTH, 4, key=jax.random.key(0)), apply)
-
-
-@listed()
-def equinox_attention() -> Loss:
-    attention = eqx.nn.MultiheadAttention(1, WIDTH, key=jax.random.key(0))
-    return of_equinox(attention, lambda attention, x: attention(x, x, x))
-
-
-@listed()
-def equinox_convolution() -> Loss:
-    layer = eqx.nn.Conv1d(WIDTH, 4, 3, padding=1, key=jax.random.key(0))
-    return of_equinox(layer, lambda layer, x: jnp.tanh(layer(x.T).T))
-
-
-@listed(model_state=True, is_mean=False)
-def equinox_batch_norm() -> Loss:
-    # It averages over an axis of `jax.vmap`.
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(WIDTH, "rows", mode="batch")
-    params, rest = eqx.partition(norm, eqx.is_inexact_array)
-
-    def loss(params: Any, state: Any, batch: jax.Array) -> Any:
-        norm = jax.vmap(eqx.combine(params, rest), (0, None), (0, None), axis_name="rows")
-        out, state = norm(batch, state)
-        return jnp.mean(jnp.tanh(out) ** 2), state
-
-    return Loss(third_party(loss), params, draw(ROWS, WIDTH), state)
-
-
-@listed()
-def ctc() -> Loss:
-    targets = labels(ROWS, 2, classes=CLASSES - 1) + 1
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, targets = batch
-        logits, none = x @ params, jnp.zeros(x.shape[:2])
-        losses = optax.ctc_loss(logits, none, targets, jnp.zeros(targets.shape))
-        return jnp.mean(losses)
-
-    return Loss(third_party(loss), draw(WIDTH, CLASSES), (sequences()[0], targets))
 
 
 @listed()
