@@ -192,36 +192,22 @@ def test_sent_in_the_backward_pass(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "where"), first_quick(FEW, ["auto", "explicit", "simulated"]))
-def test_two_steps_in_a_scan(name: str, where: str) -> None:
-    loss, count, keys = LOSSES[name](), devices_at(where), jax.random.split(KEY)
-    step, carry = build(name, optax.chain(jaxcomm.mean(), optax.sgd(RATE)), at(where))
+def test_a_scan_of_steps_is_a_loop(name: str, where: str) -> None:
+    tx, keys = optax.chain(jaxcomm.mean(), optax.sgd(RATE)), jax.random.split(KEY)
+    step, first = build(name, tx, at(where))
 
-    @jax.jit
-    def train(carry: Any) -> Any:
-        def body(carry: Any, key: Any) -> Any:
-            carry, metrics = stepped(step, name, carry, key)
-            return carry, metrics["loss"]
+    def body(carry: Any, key: Any) -> Any:
+        carry, metrics = stepped(step, name, carry, key)
+        return carry, metrics["loss"]
 
-        return jax.lax.scan(body, carry, keys)
-
-    def narrow(tree: Any, like: Any) -> Any:
-        return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, like)
-
-    carry, values = train(carry)
-    params, state, expected, size = loss.params, loss.model_state, [], 0.0
-    same = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))))
+    found, values = jax.jit(lambda carry: jax.lax.scan(body, carry, keys))(first)
+    carry, losses = first, []
     for key in keys:
-        params = narrow(params, loss.params)
-        each = alone(name, count, same(params), None if state is None else same(state), key)
-        params = moved(params, mean_of(each).gradient)
-        if state is not None:
-            state = narrow(mean_of(each).model_state, state)
-        expected.append(mean_of(each).value)
-        size = max(size, RATE * size_of(each))
-    close(values, np.asarray(expected), loss.params)
-    close(carry[0], params, loss.params, 2 * size)
-    if state is not None:
-        close(carry[1], wide(state), loss.model_state)
+        carry, loss = body(carry, key)
+        losses.append(loss)
+    like, size = LOSSES[name]().params, RATE * size_of(at_first(name, devices_at(where)))
+    close(values, wide(jnp.stack(losses)), like)
+    close(found[:-1], wide(carry[:-1]), like, size)
 
 
 # Of methods whose parameters differ by worker: what one step makes of each worker's own.

@@ -114,29 +114,6 @@ def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eight", "odd"])
-def test_training_in_a_scan_equals_that_of_whole_weights(name: str) -> None:
-    with_aux = lambda p, x: (loss(p, x), {"rows": jnp.mean(x)})  # noqa: E731
-    run, params, _ = prepared(name, with_aux, has_aux=True)
-    tx = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1))
-
-    def train(value_and_grad: Any, params: Any) -> Any:
-        def body(carry: Any, x: jax.Array) -> Any:
-            found, gradient = value_and_grad(carry[0], x)
-            updates, state = tx.update(gradient, carry[1], carry[0])
-            return (optax.apply_updates(carry[0], updates), state), found
-
-        batches = jnp.stack([ROWS + i for i in range(3)])
-        return jax.lax.scan(body, (params, tx.init(params)), batches)
-
-    with jax.numpy_dtype_promotion("standard"):
-        expected = jax.jit(lambda p: train(jax.value_and_grad(with_aux, has_aux=True), p))(START)
-        with jax.set_mesh(mesh_named(name)):
-            found = jax.jit(lambda p: train(run, p))(params)
-    close(found, expected, 2e-5)
-
-
-@pytest.mark.slow
 def test_weights_travel_as_their_codec_says() -> None:
     """A gradient at weights in bfloat16; the whole leaves do not travel, and stay float32."""
     fine = jax.tree.map(lambda x: x + x / 1000, START)
@@ -305,26 +282,6 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
 def test_mistakes(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"(?i){message}"):
         call()
-
-
-@pytest.mark.slow
-def test_groups_of_3_by_8() -> None:
-    """Simulated: the mean of 24 gradients, with 8 bits within a node and 4 rotated bits between."""
-    axes = ("node", "device")
-    gather = weight_gather(P(axes), axis_name=axes, push=bits_of("two_levels"))
-    slopes = jnp.asarray(normal(0, 3, 8, 48))
-
-    def gradient(part: jax.Array, slope: jax.Array, key: jax.Array) -> jax.Array:
-        return jax.grad(lambda part: jnp.sum(gather(part, key) * slope))(part)
-
-    over_devices = jax.vmap(gradient, (0, 0, None), axis_name="device")
-    over_nodes = jax.vmap(over_devices, (0, 0, None), axis_name="node")
-    draw = lambda key: over_nodes(jnp.zeros((3, 8, 2)), slopes, key).ravel()  # noqa: E731
-    drawn = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(KEY, 200)), float)
-    spread = drawn.std(axis=0).max()
-    assert 0 < spread < 0.2
-    off = drawn.mean(axis=0) - np.asarray(slopes, float).mean(axis=(0, 1))
-    assert np.abs(off).max() < 6 * spread / 200**0.5
 
 
 @pytest.mark.slow

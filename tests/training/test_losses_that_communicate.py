@@ -55,11 +55,6 @@ def contrastive(left: jax.Array, right: jax.Array, first: Any) -> jax.Array:
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, own))
 
 
-def moments(y: jax.Array, mean: Callable[[Any], Any]) -> jax.Array:
-    center = mean(jnp.mean(y, axis=0, keepdims=True))
-    return mean(jnp.mean((y - center) ** 4))
-
-
 def logarithm_of_sum(y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     largest = lax.pmax(lax.stop_gradient(jnp.max(y)), axes)
     return jnp.log(lax.psum(jnp.sum(jnp.exp(y - largest)), axes)) + largest
@@ -90,10 +85,6 @@ COMMUNICATING: dict[str, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, An
             lax.axis_index(axes) * len(x),
         ),
         lambda p, x: contrastive(*embedded(p, x), 0),
-    ),
-    "moments over all rows": (
-        lambda p, x, axes: moments(x @ p["w"], lambda y: lax.pmean(y, axes)),
-        lambda p, x: moments(x @ p["w"], lambda y: y),
     ),
     "largest value of all": (
         lambda p, x, axes: logarithm_of_sum(rows_of(p, x), axes),

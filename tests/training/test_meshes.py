@@ -48,8 +48,9 @@ def test_called_jitted_scanned_and_accounted(devices: int) -> None:
 
         train = lambda *carry, over=over: jax.lax.scan(over, carry, ROWS)[0][0]  # noqa: E731
         found.append(jax.jit(train)(START, first))
-        with jax.set_mesh(where):
-            found.append(jax.jit(train)(START, first))
+        if AxisType.Explicit in where.axis_types:
+            with jax.set_mesh(where):
+                found.append(jax.jit(train)(START, first))
     for params in found[1:]:
         chex.assert_trees_all_close(params, found[0], rtol=1e-5)
     assert len(sent) == 1

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,36 +174,6 @@ def test_one_workers_nan(where: str, own: bool) -> None:
     np.testing.assert_allclose(means(new), each if own else STATE["mean"], rtol=1e-5)
     _, new, _, metrics = step(after, new, opt_state, BATCHES[1])
     assert np.isfinite(metrics["loss"]) and np.isfinite(means(new)).all()
-
-
-class Normalized(nn.Module):
-    axis_name: str | None
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = nn.Dense(4)(x)
-        hidden = nn.BatchNorm(False, momentum=0.9, axis_name=self.axis_name)(hidden)
-        return nn.Dense(1)(nn.relu(hidden))[:, 0]
-
-
-@pytest.mark.slow
-@TWO
-def test_batch_norm_over_all_workers_is_that_of_one_device(where: str) -> None:
-    variables, outcomes = Normalized(None).init(jax.random.key(0), jnp.ones((2, 3))), []
-    for workers, axis_name in ((1, None), (at(where), "data")):
-        model = Normalized(axis_name)
-
-        def loss(params: Any, statistics: Any, x: Any, model: Any = model) -> Any:
-            given = {"params": params, "batch_stats": statistics}
-            out, new = model.apply(given, x, mutable=["batch_stats"])
-            return jnp.mean((out - jnp.sum(x, axis=1)) ** 2), new["batch_stats"]
-
-        params, statistics = variables["params"], variables["batch_stats"]
-        step, opt_state = make(loss, SGD, workers, params)
-        for rows in BATCHES:
-            params, statistics, opt_state, _ = step(params, statistics, opt_state, rows)
-        outcomes.append((params, statistics))
-    chex.assert_trees_all_close(*outcomes, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("where", ["auto 2", "simulated 2"])

@@ -38,7 +38,7 @@ def test_it_names_the_worker_and_the_leaves(where: str) -> None:
     assert describe_nonfinite(loss_fn, start(), batch_with(np.nan), workers) == expected
     own = jaxcomm.replicate(start(), workers)
     assert describe_nonfinite(loss_fn, own, batch_with(np.nan), workers) == expected
-    spoiled = jax.tree.map(lambda x: x.at[3].set(jnp.inf), own)
+    spoiled = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)).at[3].set(jnp.inf), own)
     found = describe_nonfinite(loss_fn, spoiled, batch_with(1.0), workers)
     assert found == "worker 3 of 4: infinity in the parameters of `deep/b`, `w`"
 

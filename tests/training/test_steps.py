@@ -108,7 +108,8 @@ def test_simulated_axes_by_name() -> None:
 def test_donated_state_is_gone_and_kept_state_is_not() -> None:
     tx = optax.chain(jaxcomm.mean(), optax.rmsprop(0.1))
     for donate in (True, False):
-        params = jax.device_put(START, NamedSharding(MESH, PartitionSpec()))
+        params = jax.tree.map(jnp.copy, START)
+        params = jax.device_put(params, NamedSharding(MESH, PartitionSpec()))
         step, state = begun(loss_fn, tx, MESH, START, donate=donate)
         step(params, state, DATA)
         assert params["w"].is_deleted() is donate

@@ -9,16 +9,13 @@ import flax.nnx as nnx
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from tests.training.losses._table import (
-    CLASSES,
     ROWS,
     WIDTH,
     Loss,
     draw,
-    labels,
     listed,
     sequences,
     third_party,
@@ -44,16 +41,6 @@ def of_linen(module: nn.Module) -> Loss:
 @listed()
 def linen_lstm() -> Loss:
     return of_linen(nn.RNN(nn.LSTMCell(4)))
-
-
-@listed()
-def linen_bidirectional() -> Loss:
-    return of_linen(nn.Bidirectional(nn.RNN(nn.SimpleCell(4)), nn.RNN(nn.SimpleCell(4))))
-
-
-@listed()
-def linen_attention() -> Loss:
-    return of_linen(nn.MultiHeadAttention(num_heads=2, qkv_features=4))
 
 
 @listed()
@@ -89,20 +76,6 @@ def nnx_rnn() -> Loss:
     return Loss(square_error(apply), params, sequences())
 
 
-@listed(model_state=True)
-def nnx_batch_norm() -> Loss:
-    norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=nnx.Rngs(0))
-    graph, params, statistics = nnx.split(norm, nnx.Param, nnx.BatchStat)
-
-    def loss(params: Any, statistics: Any, batch: Any) -> Any:
-        # Variables belong to the trace in which they were made.
-        norm = nnx.merge(graph, params, jax.tree.map(lambda x: x, statistics))
-        value = jnp.mean(jnp.tanh(norm(batch)) ** 2)
-        return value, nnx.state(norm, nnx.BatchStat)
-
-    return Loss(third_party(loss), params, draw(ROWS, WIDTH), statistics)
-
-
 @listed()
 def haiku_lstm() -> Loss:
     def unrolled(x: jax.Array) -> jax.Array:
@@ -130,22 +103,3 @@ def equinox_gru() -> Loss:
         return lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(4), x)[1]
 
     return of_equinox(eqx.nn.GRUCell(WIDTH, 4, key=jax.random.key(0)), apply)
-
-
-@listed()
-def integer_labels() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        logits = batch["x"] @ params["w"]
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
-
-    batch = {"x": draw(ROWS, WIDTH), "y": labels(ROWS)}
-    return Loss(loss, {"w": draw(WIDTH, CLASSES), "unused": jnp.ones(2)}, batch)
-
-
-@listed()
-def hinge() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, y = batch
-        return jnp.mean(optax.hinge_loss(x @ params, y))
-
-    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), jnp.sign(draw(ROWS, seed=2))))

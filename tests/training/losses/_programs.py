@@ -182,17 +182,6 @@ def hessian_penalty() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(key=True)
-def dropout() -> Loss:
-    def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
-        first, second = jax.random.split(key)
-        kept = jax.random.bernoulli(first, 0.5, x.shape)
-        out = jnp.where(kept, 2 * x, 0) @ params
-        return jnp.mean(out**2 + jax.random.normal(second, out.shape))
-
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
-
-
 @listed(key=True, model_state=True)
 def dropout_in_a_scan() -> Loss:
     def loss(params: Any, statistics: Any, x: jax.Array, key: jax.Array, *, shared: Any) -> Any:
