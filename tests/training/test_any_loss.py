@@ -19,7 +19,6 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip, scheduling, synchronization
 from jaxcomm.training import (
-    describe_nonfinite,
     fully_sharded_value_and_grad,
     make_overlapped_step,
     slice_specs,
@@ -282,27 +281,6 @@ def test_fully_sharded(name: str, where: str) -> None:
     each = at_first(name, mesh.size)
     close(value, mean_of(each).value)
     close(gradient, mean_of(each).gradient, loss.params, size_of(each))
-
-
-@pytest.mark.parametrize(("name", "where"), first_quick(FEW, ["simulated", "auto"]))
-def test_its_nan_is_described(name: str, where: str) -> None:
-    loss, workers = LOSSES[name](), at(where)
-
-    def spoiled(params: Any, *args: Any, **shared: Any) -> Any:
-        *states, batch = args[: len(states_of(loss)) + 1]
-        value = loss.call(params, *states, batch["rows"], *args[len(states) + 1 :], **shared)
-        factor = jnp.mean(batch["factor"])
-        return (value[0] * factor, value[1]) if states else value * factor
-
-    options: Any = {"model_state": loss.model_state, "key": KEY if loss.key else None}
-    factors = np.ones(2 * DEVICES, np.float32)
-    for row, expected in ((None, None), (5, "worker 2 of 8: NaN in the loss and ")):
-        if row is not None:
-            factors[row] = np.nan
-        batch = {"rows": loss.batch, "factor": factors}
-        options |= shared_of(loss)
-        found = describe_nonfinite(spoiled, loss.params, batch, workers, **options)
-        assert found == expected or (found or "").startswith(expected or "worker")
 
 
 @pytest.mark.parametrize(("name", "where"), first_quick(WITHOUT_STATE, ["auto", "simulated"]))

@@ -35,8 +35,14 @@ def errors(params: Any, x: jax.Array) -> jax.Array:
     return (rows_of(params, x) - 1) ** 2
 
 
-def valid(x: jax.Array) -> jax.Array:
-    return jnp.where(x[:, 0] > 0, jnp.float32(1), jnp.float32(0))
+def tokens(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum of the errors of valid rows, and their number."""
+    valid = jnp.where(x[:, 0] > 0, jnp.float32(1), jnp.float32(0))
+    return jnp.sum(errors(params, x) * valid), jnp.sum(valid)
+
+
+def per_token(total: jax.Array, count: jax.Array) -> jax.Array:
+    return total / count
 
 
 def embedded(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,21 +68,13 @@ def logarithm_of_sum(y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 # By name: the loss of a worker, which is called with its axes, and that of all rows.
 COMMUNICATING: dict[str, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, Any], Any]]] = {
-    "mean of losses": (
-        lambda p, x, axes: lax.pmean(jnp.mean(errors(p, x)), axes),
-        lambda p, x: jnp.mean(errors(p, x)),
-    ),
     "count of tokens": (
-        lambda p, x, axes: (
-            lax.psum(jnp.sum(errors(p, x) * valid(x)), axes) / lax.psum(jnp.sum(valid(x)), axes)
-        ),
-        lambda p, x: jnp.sum(errors(p, x) * valid(x)) / jnp.sum(valid(x)),
+        lambda p, x, axes: per_token(*lax.psum(tokens(p, x), axes)),
+        lambda p, x: per_token(*tokens(p, x)),
     ),
     "own share of the count of tokens": (
-        lambda p, x, axes: (
-            lax.psum(1, axes) * jnp.sum(errors(p, x) * valid(x)) / lax.psum(jnp.sum(valid(x)), axes)
-        ),
-        lambda p, x: jnp.sum(errors(p, x) * valid(x)) / jnp.sum(valid(x)),
+        lambda p, x, axes: lax.psum(1, axes) * tokens(p, x)[0] / lax.psum(tokens(p, x)[1], axes),
+        lambda p, x: per_token(*tokens(p, x)),
     ),
     "contrastive": (
         lambda p, x, axes: contrastive(

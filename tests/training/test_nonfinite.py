@@ -74,15 +74,21 @@ def test_several_axes_and_devices_of_one_worker(where: str) -> None:
 
 
 def test_what_else_a_step_may_have() -> None:
-    """Metrics beside a model state and a key, and weights; `test_any_loss` has the others."""
+    """A model state, metrics, a key, what all share, and weights."""
     rows = batch_with(np.nan)
 
-    def loss(params: Any, state: Any, batch: jax.Array, key: jax.Array) -> Any:
-        return loss_fn(params, batch), (state, {"per_row": batch[:, 0]})
+    def loss(params: Any, state: Any, batch: jax.Array, key: jax.Array, shared: Any) -> Any:
+        value = loss_fn(params, batch) + state + shared + jax.random.uniform(key)
+        return value, (state, {"per_row": batch[:, 0]})
 
     given: Any = {"has_aux": True, "model_state": jnp.float32(0), "key": jax.random.key(0)}
-    found = describe_nonfinite(loss, start(), rows, WORKERS, **given)
-    assert found and found.startswith("worker 2 of 4: NaN in the loss")
+    for batch, shared, expected in (
+        (rows, 0.0, "worker 2 of 4: NaN in the loss"),
+        (batch_with(1.0), np.nan, "workers 0, 1, 2 and 1 more of 4: NaN in the loss"),
+    ):
+        options = given | {"shared": jnp.float32(shared)}
+        found = describe_nonfinite(loss, start(), batch, WORKERS, **options)
+        assert found and found.startswith(expected)
 
     def weighted(loss_fn: Any, params: Any, batch: jax.Array) -> Any:
         value, gradient = jaxcomm.local_value_and_grad(loss_fn)(params, batch)

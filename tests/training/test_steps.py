@@ -70,32 +70,6 @@ def test_metrics_are_averaged_and_each_worker_has_its_own_key(where: str) -> Non
     assert metrics["share"] == 1 and metrics["share"].dtype == jnp.float32
 
 
-@PLACES
-@pytest.mark.parametrize("aggregate", [jaxcomm.mean, jaxcomm.qsgd])
-def test_gradients_with_weights(where: str, aggregate: Any) -> None:
-    # Each worker counts its valid samples; the weighted mean is the mean over all valid samples.
-    valid = np.array([1] * 4 + [1, 0, 0, 0] + [0] * 4 + [1, 1, 1, 0], np.float32)
-
-    def gradients(loss_fn: Any, params: Any, batch: Any) -> Any:
-        x, y, valid = batch
-
-        def masked(params: Any) -> jax.Array:
-            errors = (x @ params["w"] + params["b"] - y) ** 2
-            return jnp.sum(errors * valid) / jnp.sum(valid)  # NaN where nothing is valid.
-
-        loss, gradient = jaxcomm.local_value_and_grad(masked)(params)
-        return jnp.where(jnp.sum(valid) > 0, loss, 0), gradient, jnp.sum(valid)
-
-    tx = optax.chain(aggregate(), optax.sgd(1.0))
-    step, state = begun(loss_fn, tx, at(where), START, gradients=gradients)
-    after, _, metrics = step(START, state, (*DATA, valid))
-    loss, gradient = jax.value_and_grad(loss_fn)(START, [x[valid > 0] for x in DATA])
-    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient))
-    moved = jax.tree.map(lambda a, b: a - b, START, after)
-    chex.assert_trees_all_close(moved, gradient, rtol=1e-5, atol=scale * 8 / 127)
-
-
 def test_simulated_axes_by_name() -> None:
     sizes, axes = {"dcn": 2, "ici": 2}, ("dcn", "ici")
     tx = optax.chain(jaxcomm.mean(axes), optax.sgd(0.1))

@@ -1,15 +1,12 @@
-"""Losses of flax, haiku, equinox and optax."""
+"""Losses of flax, linen and nnx."""
 
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import flax.linen as nn
 import flax.nnx as nnx
-import haiku as hk
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from tests.training.losses._table import (
     ROWS,
@@ -74,32 +71,3 @@ def nnx_rnn() -> Loss:
         return nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
 
     return Loss(square_error(apply), params, sequences())
-
-
-@listed()
-def haiku_lstm() -> Loss:
-    def unrolled(x: jax.Array) -> jax.Array:
-        core = hk.LSTM(4)
-        return hk.dynamic_unroll(core, x, core.initial_state(len(x)), time_major=False)[0]
-
-    model = hk.without_apply_rng(hk.transform(unrolled))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        params = model.init(jax.random.key(0), sequences()[0])
-    return Loss(square_error(model.apply), params, sequences())
-
-
-def of_equinox(module: Any, apply: Callable[[Any, jax.Array], jax.Array]) -> Loss:
-    params, rest = eqx.partition(module, eqx.is_inexact_array)
-    return Loss(
-        square_error(lambda params, x: jax.vmap(lambda x: apply(eqx.combine(params, rest), x))(x)),
-        params,
-        sequences(),
-    )
-
-
-@listed()
-def equinox_gru() -> Loss:
-    def apply(cell: Any, x: jax.Array) -> jax.Array:
-        return lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(4), x)[1]
-
-    return of_equinox(eqx.nn.GRUCell(WIDTH, 4, key=jax.random.key(0)), apply)
