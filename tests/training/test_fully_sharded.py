@@ -81,7 +81,7 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
     ("name", "dtype"),
     [
         ("eight", jnp.float32),
-        ("odd", jnp.bfloat16),
+        slow("odd", jnp.bfloat16),
         *(slow(name, jnp.float32) for name in ("one", "explicit", "two_levels", "odd")),
         *(slow(name, jnp.bfloat16) for name in ("eight", "two_levels")),
     ],
