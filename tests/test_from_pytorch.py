@@ -13,7 +13,6 @@ import jaxcomm
 from tests.slow import slow
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "from_pytorch.md"
-RUN = "_hook"  # The rows of a fast run; the others are only traced there.
 
 
 class Line(NamedTuple):
@@ -77,10 +76,7 @@ def test_lines_are_traced(line: Line) -> None:
         assert (sent == 0) == ("noop" in line.theirs)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "line", [each if RUN in each.theirs else slow(each) for each in LINES], ids=repr
-)
+@pytest.mark.parametrize("line", [LINES[0], *map(slow, LINES[1:])], ids=repr)
 def test_lines_run(line: Line) -> None:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         tx, params = arguments(line)

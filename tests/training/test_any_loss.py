@@ -1,6 +1,11 @@
-"""A loss that runs under `jax.jit(jax.value_and_grad(loss))` runs in every step, unchanged."""
+"""A loss that runs under `jax.jit(jax.value_and_grad(loss))` runs in every step, unchanged.
+
+Every loss runs with the mean, and with one that is sent in the backward pass. A few, of every kind
+of program, run in every place and with everything else that calls a loss.
+"""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,20 +15,39 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import gossip, scheduling, synchronization
 from jaxcomm.training import (
-    describe_nonfinite,
     fully_sharded_value_and_grad,
     make_overlapped_step,
     slice_specs,
 )
 from tests.slow import slow
 from tests.training.losses import LOSSES, WITH_KEY, WITH_STATE, Loss
+from tests.training.places import at, begun, devices_at
 
-DEVICES, RATE, KEY = 8, 0.1, jax.random.key(1)
+DEVICES, RATE, KEY, SINGLE = 8, 0.1, jax.random.key(1), np.float32(0)
+FEW = [
+    "distillation",
+    "constant_carry",
+    "constant_branch",
+    "pallas_kernel",
+    "host_callback",
+    "half_precision",
+    "axis_of_its_own",
+    "linen_batch_norm",
+    "dropout_in_a_scan",
+]
+OTHERS = [name for name in LOSSES if name not in FEW]
+WITHOUT_STATE = [name for name in FEW if name not in WITH_STATE]
+WITHOUT_KEY = [name for name in WITHOUT_STATE if name not in WITH_KEY]
+
+
+def first_quick(*factors: Any) -> list[Any]:
+    """All combinations, of which the quick run has the first."""
+    first, *rest = itertools.product(*factors)
+    return [first, *(slow(*each) for each in rest)]
 
 
 class Alone(NamedTuple):
@@ -52,6 +76,10 @@ def states_of(loss: Loss) -> list[Any]:
     return [] if loss.model_state is None else [loss.model_state]
 
 
+def shared_of(loss: Loss) -> dict[str, Any]:
+    return {} if loss.shared is None else {"shared": loss.shared}
+
+
 def alone(
     name: str, devices: int, params: Any = None, model_state: Any = None, key: Any = KEY
 ) -> list[Alone]:
@@ -67,7 +95,8 @@ def alone(
         if model_state is not None:
             args[0] = own(model_state)
         keys = [jax.random.fold_in(key, index)] if loss.key else []
-        result, gradient = plain(name)(loss.params if params is None else own(params), *args, *keys)
+        given = loss.params if params is None else own(params)
+        result, gradient = plain(name)(given, *args, *keys, **shared_of(loss))
         value, state = result if loss.model_state is not None else (result, None)
         found.append(Alone(*wide((value, gradient, state))))
     return found
@@ -78,12 +107,6 @@ def at_first(name: str, devices: int) -> list[Alone]:
     return alone(name, devices)
 
 
-def together(name: str, devices: int) -> Alone:
-    """What all workers compute together: the whole batch on one device, or the mean of each."""
-    each = at_first(name, 1 if LOSSES[name]().is_mean else devices)
-    return mean_of(each)
-
-
 def rounding(like: Any) -> float:
     """The relative difference to allow in the coarsest dtype of `like`."""
     dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(like)]
@@ -92,7 +115,7 @@ def rounding(like: Any) -> float:
     return 2 * unit if unit > 1e-3 else 64 * unit
 
 
-def close(got: Any, expected: Any, like: Any, scale: float = 0.0) -> None:
+def close(got: Any, expected: Any, like: Any = SINGLE, scale: float = 0.0) -> None:
     """Equal up to rounding in the coarsest dtype of `like`.
 
     That is relative to the largest value of the tree, or to `scale` if it is larger. A leaf may
@@ -112,153 +135,91 @@ def size_of(found: list[Alone]) -> float:
     )
 
 
-def moved(name: str, gradient: Any) -> Any:
-    return jax.tree.map(lambda p, g: p - RATE * g, wide(LOSSES[name]().params), gradient)
+def moved(params: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda p, g: p - RATE * g, wide(params), gradient)
 
 
-def stepped(step: Any, loss: Loss, carry: tuple[Any, ...], key: Any = KEY) -> Any:
-    """One step: the next carry (parameters, model state if any, optimizer state), and metrics."""
-    *new, metrics = step(*carry, loss.batch, **({"key": key} if loss.key else {}))
+def build(name: str, tx: Any, workers: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
+    """The step and its carry: parameters, model state if any, and state of the optimizer."""
+    loss = LOSSES[name]()
+    params = loss.params if params is None else params
+    has_model_state = loss.model_state is not None
+    step, state = begun(loss.call, tx, workers, params, has_model_state=has_model_state, **options)
+    return step, (params, *states_of(loss), state)
+
+
+def stepped(step: Any, name: str, carry: tuple[Any, ...], key: Any = KEY) -> Any:
+    """One step: the next carry, and metrics."""
+    loss = LOSSES[name]()
+    keys = {"key": key} if loss.key else {}
+    *new, metrics = step(*carry, loss.batch, **keys, **shared_of(loss))
     return tuple(new), metrics
 
 
-def mesh_of(kind: AxisType, *sizes: int) -> Any:
-    names = ("data", "inner")[: len(sizes)]
-    devices = jax.devices()[: int(np.prod(sizes))]
-    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes), devices=devices)
-
-
-WHERE: dict[str, Callable[[], Any]] = {
-    "auto": lambda: mesh_of(AxisType.Auto, 8),
-    "simulated": lambda: 8,
-    "explicit": lambda: mesh_of(AxisType.Explicit, 8),
-    "auto, inner devices": lambda: mesh_of(AxisType.Auto, 4, 2),
-    "explicit, inner devices": lambda: mesh_of(AxisType.Explicit, 2, 4),
-    "simulated, inner devices": lambda: {"data": 4, "inner": 2},
-    "auto, one device": lambda: mesh_of(AxisType.Auto, 1),
-    "explicit, one device": lambda: mesh_of(AxisType.Explicit, 1),
-    "simulated, one device": lambda: 1,
-}
-FIRST_TWO = ["auto", "simulated", *map(slow, list(WHERE)[2:])]
-
-
-def count_of(workers: Any) -> int:
-    if isinstance(workers, int):
-        return workers
-    return int(np.prod(list(dict(getattr(workers, "shape", workers)).values())))
-
-
-def build(loss: Loss, tx: Any, workers: Any, **options: Any) -> Any:
-    make: Any = jaxcomm.simulate if isinstance(workers, int | dict) else jaxcomm.make_step
-    return make(
-        loss.call,
-        tx,
-        workers,
-        has_model_state=loss.model_state is not None,
-        donate=False,
-        **options,
-    )
-
-
 def check_the_mean(name: str, where: str, aggregator: Any) -> None:
-    loss, workers = LOSSES[name](), WHERE[where]()
-    tx = optax.chain(aggregator, optax.sgd(RATE))
-    step = build(loss, tx, workers)
-    carry = (loss.params, *states_of(loss), jaxcomm.init(tx, loss.params, workers))
-    carry, metrics = stepped(step, loss, carry)
-    expected = together(name, count_of(workers))
-    size = RATE * size_of(at_first(name, count_of(workers)))
-    close(metrics["loss"], expected.value, jnp.float32(0))
-    close(carry[0], moved(name, expected.gradient), loss.params, size)
+    step, carry = build(name, optax.chain(aggregator, optax.sgd(RATE)), at(where))
+    carry, metrics = stepped(step, name, carry)
+    loss, each = LOSSES[name](), at_first(name, devices_at(where))
+    expected = mean_of(each)
+    close(metrics["loss"], expected.value)
+    close(carry[0], moved(loss.params, expected.gradient), loss.params, RATE * size_of(each))
     if loss.model_state is not None:
         close(carry[1], expected.model_state, loss.model_state)
 
 
-@pytest.mark.parametrize("where", FIRST_TWO)
-@pytest.mark.parametrize("name", LOSSES)
+OF_THE_MEAN = [
+    *((name, "simulated") for name in LOSSES),
+    *first_quick(FEW, ["auto", "explicit", "auto 4x2", "explicit 2x4", "simulated 4x2", "auto 1"]),
+    *(slow(name, "auto") for name in OTHERS),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), OF_THE_MEAN)
 def test_the_mean_of_workers_is_one_device(name: str, where: str) -> None:
     check_the_mean(name, where, jaxcomm.mean())
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("where", ["auto", "simulated", "explicit", "auto, inner devices"])
-@pytest.mark.parametrize("name", LOSSES)
+IN_THE_BACKWARD_PASS = [
+    *first_quick(FEW, ["auto", "explicit", "auto 4x2"]),
+    *(slow(name, "simulated") for name in LOSSES),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), IN_THE_BACKWARD_PASS)
 def test_sent_in_the_backward_pass(name: str, where: str) -> None:
     check_the_mean(name, where, scheduling.wait_free(jaxcomm.mean()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_table(name: str) -> None:
-    """What is marked as a mean over rows is one, and nothing else."""
-    whole, parts = at_first(name, 1)[0], mean_of(at_first(name, DEVICES))
-    size = size_of(at_first(name, DEVICES))
-    assert size > 0
-    if LOSSES[name]().is_mean:
-        close(parts.value, whole.value, jnp.float32(0))
-        close(parts.gradient, whole.gradient, LOSSES[name]().params, size)
-    else:
-        with pytest.raises(AssertionError):
-            close(parts.gradient, whole.gradient, LOSSES[name]().params)
+@pytest.mark.parametrize(("name", "where"), first_quick(FEW, ["auto", "explicit", "simulated"]))
+def test_a_scan_of_steps_is_a_loop(name: str, where: str) -> None:
+    tx, keys = optax.chain(jaxcomm.mean(), optax.sgd(RATE)), jax.random.split(KEY)
+    step, first = build(name, tx, at(where))
 
+    def body(carry: Any, key: Any) -> Any:
+        carry, metrics = stepped(step, name, carry, key)
+        return carry, metrics["loss"]
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("where", ["auto", "explicit", "simulated", "auto, one device"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_two_steps_in_a_scan(name: str, where: str) -> None:
-    loss, workers = LOSSES[name](), WHERE[where]()
-    tx = optax.chain(jaxcomm.mean(), optax.sgd(RATE))
-    step = build(loss, tx, workers)
-    count, keys = count_of(workers), jax.random.split(KEY)
-    carry = (loss.params, *states_of(loss), jaxcomm.init(tx, loss.params, workers))
-
-    @jax.jit
-    def train(carry: Any) -> Any:
-        def body(carry: Any, key: Any) -> Any:
-            carry, metrics = stepped(step, loss, carry, key)
-            return carry, metrics["loss"]
-
-        return jax.lax.scan(body, carry, keys)
-
-    carry, values = train(carry)
-    params, state, expected, size = wide(loss.params), loss.model_state, [], 0.0
+    found, values = jax.jit(lambda carry: jax.lax.scan(body, carry, keys))(first)
+    carry, losses = first, []
     for key in keys:
-        narrow = jax.tree.map(lambda x, p: jnp.asarray(x, p.dtype), params, loss.params)
-        params = wide(narrow)
-        same = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (count, *x.shape)))
-        each = alone(name, count, same(narrow), None if state is None else same(state), key)
-        params = jax.tree.map(lambda p, g: p - RATE * g, params, mean_of(each).gradient)
-        if state is not None:
-            state = jax.tree.map(
-                lambda new, old: jnp.asarray(new, old.dtype), mean_of(each).model_state, state
-            )
-        expected.append(mean_of(each).value)
-        size = max(size, RATE * size_of(each))
-    close(values, np.asarray(expected), loss.params)
-    close(carry[0], params, loss.params, 2 * size)
-    if state is not None:
-        close(carry[1], wide(state), loss.model_state)
+        carry, loss = body(carry, key)
+        losses.append(loss)
+    like, size = LOSSES[name]().params, RATE * size_of(at_first(name, devices_at(where)))
+    close(values, wide(jnp.stack(losses)), like)
+    close(found[:-1], wide(carry[:-1]), like, size)
 
 
 # Of methods whose parameters differ by worker: what one step makes of each worker's own.
 RING = np.array([[np.isin((i - j) % 8, [0, 1, 7]) / 3 for j in range(8)] for i in range(8)])
-APART: dict[str, tuple[Callable[[], Any], np.ndarray, np.ndarray]] = {
-    "diloco": (
-        lambda: synchronization.diloco(optax.sgd(RATE), optax.sgd(1.0), 2),
-        np.eye(8),
-        np.full((8, 8), 1 / 8),
-    ),
-    "local_sgd": (
-        lambda: optax.chain(optax.sgd(RATE), synchronization.local_sgd(2)),
-        np.eye(8),
-        np.full((8, 8), 1 / 8),
-    ),
-    "dpsgd": (
+LOCAL = [np.eye(8), np.full((8, 8), 1 / 8)]
+APART: dict[str, tuple[Callable[[], Any], list[np.ndarray]]] = {
+    "auto": (lambda: synchronization.diloco(optax.sgd(RATE), optax.sgd(1.0), 2), LOCAL),
+    "simulated": (lambda: optax.chain(optax.sgd(RATE), synchronization.local_sgd(2)), LOCAL),
+    "explicit": (
         lambda: optax.chain(
             optax.sgd(RATE), gossip.dpsgd(gossip.ring(8), order="adapt_then_combine")
         ),
-        RING,
-        RING,
+        [RING, RING],
     ),
 }
 
@@ -267,122 +228,82 @@ def own_of(params: Any) -> Any:
     return jax.tree.map(np.asarray, params.per_worker["data"])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("method", APART)
-@pytest.mark.parametrize("where", ["auto", "simulated", "explicit"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_every_workers_own_gradient(name: str, where: str, method: str) -> None:
+@pytest.mark.parametrize(("name", "where"), first_quick(FEW, APART))
+def test_every_workers_own_gradient(name: str, where: str) -> None:
     """Two steps, in NumPy: each worker's gradient at its own parameters, mixed by a matrix."""
-    loss, workers = LOSSES[name](), WHERE[where]()
-    make, *mixings = APART[method]
-    tx = make()
+    loss, workers = LOSSES[name](), at(where)
+    make, mixings = APART[where]
     params, *states = (jaxcomm.replicate(x, workers) for x in (loss.params, *states_of(loss)))
-    step = build(loss, tx, workers, metrics="own")
-    carry: Any = (params, *states, jaxcomm.init(tx, params, workers))
+    step, (_, *_, opt_state) = build(name, make(), workers, params, metrics="own")
+    carry: Any = (params, *states, opt_state)
     for mixing in mixings:
         before = own_of(carry[0])
-        state = own_of(carry[1]) if states else None
-        each = alone(name, DEVICES, before, state)
-        carry, metrics = stepped(step, loss, carry)
+        each = alone(name, DEVICES, before, own_of(carry[1]) if states else None)
+        carry, metrics = stepped(step, name, carry)
         expected = jax.tree.map(
             lambda p, *g: np.tensordot(mixing, p - RATE * np.stack(g), 1),  # noqa: B023
             wide(before),
             *(one.gradient for one in each),
         )
-        close(metrics["loss"], np.stack([one.value for one in each]), jnp.float32(0))
+        close(metrics["loss"], np.stack([one.value for one in each]))
         close(own_of(carry[0]), expected, loss.params, RATE * size_of(each))
         if states:
             kept = jax.tree.map(lambda *xs: np.stack(xs), *(one.model_state for one in each))
             close(own_of(carry[1]), kept, loss.model_state)
 
 
-WITHOUT_STATE = [name for name in LOSSES if name not in WITH_STATE]
-WITHOUT_KEY = [name for name in WITHOUT_STATE if name not in WITH_KEY]
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", WITHOUT_STATE)
+@pytest.mark.parametrize("name", [WITHOUT_STATE[0], *map(slow, WITHOUT_STATE[1:])])
 def test_overlapped(name: str) -> None:
-    loss, mesh = LOSSES[name](), WHERE["auto"]()
+    loss, mesh = LOSSES[name](), at("auto")
     tx = synchronization.streaming_diloco(
         optax.sgd(RATE), optax.sgd(1.0), 4, fragments=1, overlap=1
     )
     params = jaxcomm.replicate(loss.params, mesh)
     step = make_overlapped_step(loss.call, tx, mesh, donate=False)
-    carry, metrics = stepped(step, loss, (params, jaxcomm.init(tx, params, mesh)))
+    carry, metrics = stepped(step, name, (params, jaxcomm.init(tx, params, mesh)))
     each = at_first(name, DEVICES)
     expected = jax.tree.map(
         lambda p, *g: p - RATE * np.stack(g), wide(loss.params), *(one.gradient for one in each)
     )
-    close(metrics["loss"], np.stack([one.value for one in each]), jnp.float32(0))
+    close(metrics["loss"], np.stack([one.value for one in each]))
     close(own_of(carry[0]), expected, loss.params, RATE * size_of(each))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("where", ["auto", "explicit", "auto, one device"])
-@pytest.mark.parametrize("name", WITHOUT_KEY)
+@pytest.mark.parametrize(("name", "where"), first_quick(WITHOUT_KEY, ["auto", "explicit"]))
 def test_fully_sharded(name: str, where: str) -> None:
-    loss, mesh = LOSSES[name](), WHERE[where]()
+    loss, mesh = LOSSES[name](), at(where)
     specs = slice_specs(loss.params, mesh, least=1)
     placed = jax.tree.map(
         lambda x, spec: jax.device_put(x, jax.NamedSharding(mesh, spec)), loss.params, specs
     )
     value_and_grad = jax.jit(fully_sharded_value_and_grad(loss.call, mesh, specs))
-    value, gradient = value_and_grad(placed, loss.batch)
-    expected = together(name, mesh.size)
-    close(value, expected.value, jnp.float32(0))
-    close(gradient, expected.gradient, loss.params, size_of(at_first(name, mesh.size)))
+    value, gradient = value_and_grad(placed, loss.batch, **shared_of(loss))
+    each = at_first(name, mesh.size)
+    close(value, mean_of(each).value)
+    close(gradient, mean_of(each).gradient, loss.params, size_of(each))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("where", ["auto", "simulated", "explicit"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_its_nan_is_described(name: str, where: str) -> None:
-    loss, workers = LOSSES[name](), WHERE[where]()
-
-    def spoiled(params: Any, *args: Any) -> Any:
-        *states, batch = args[: len(states_of(loss)) + 1]
-        value = loss.call(params, *states, batch["rows"], *args[len(states) + 1 :])
-        factor = jnp.mean(batch["factor"])
-        return (value[0] * factor, value[1]) if states else value * factor
-
-    options: Any = {"model_state": loss.model_state, "key": KEY if loss.key else None}
-    factors = np.ones(2 * DEVICES, np.float32)
-    for row, expected in ((None, None), (5, "worker 2 of 8: NaN in the loss and ")):
-        if row is not None:
-            factors[row] = np.nan
-        batch = {"rows": loss.batch, "factor": factors}
-        found = describe_nonfinite(spoiled, loss.params, batch, workers, **options)
-        assert found == expected or (found or "").startswith(expected or "worker")
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("where", ["auto", "simulated", "explicit"])
-@pytest.mark.parametrize("name", WITHOUT_STATE)
+@pytest.mark.parametrize(("name", "where"), first_quick(WITHOUT_STATE, ["auto", "simulated"]))
 def test_along_a_direction(name: str, where: str) -> None:
     """With one direction of signs, the update tells it: the slope has one size everywhere."""
-    loss, workers, smoothing = LOSSES[name](), WHERE[where](), 0.125
-    tx = optax.chain(
-        jaxcomm.zeroth_order(smoothing=smoothing, distribution="rademacher"), optax.sgd(1.0)
-    )
-    first, step = loss.params, build(loss, tx, workers)
-    (params, _), metrics = stepped(step, loss, (first, jaxcomm.init(tx, first, workers)))
-    descent = jax.tree.map(lambda a, b: np.asarray(a - b), wide(first), wide(params))
-    values = []
+    smoothing, first = 0.125, LOSSES[name]().params
+    direction = jaxcomm.zeroth_order(smoothing=smoothing, distribution="rademacher")
+    step, carry = build(name, optax.chain(direction, optax.sgd(1.0)), at(where))
+    (params, _), metrics = stepped(step, name, carry)
+    descent, values = jax.tree.map(np.subtract, wide(first), wide(params)), []
     for sign in (1, -1):
         point = jax.tree.map(
-            lambda p, d: p + jnp.asarray(sign * smoothing * np.sign(d), p.dtype),  # noqa: B023
+            lambda p, d: jnp.broadcast_to(
+                p + jnp.asarray(sign * smoothing * np.sign(d), p.dtype),  # noqa: B023
+                (DEVICES, *p.shape),
+            ),
             first,
             descent,
         )
-        values.append(mean_of(alone(name, DEVICES, broadcast(point))).value)
+        values.append(mean_of(alone(name, DEVICES, point)).value)
     slope = (values[0] - values[1]) / (2 * smoothing)
     size = max(1.0, *(np.abs(x).max(initial=0) for x in jax.tree.leaves(wide(first))))
     size = max(size, *(abs(value) / smoothing for value in values))
     for leaf in jax.tree.leaves(descent):
         np.testing.assert_allclose(np.abs(leaf), slope, atol=rounding(first) * size)
     close(metrics["loss"], np.mean(values), first)
-
-
-def broadcast(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (DEVICES, *jnp.shape(x))), tree)

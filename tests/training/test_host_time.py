@@ -1,7 +1,5 @@
 """What a call does on the host before its program runs: nothing for the results of the last."""
 
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.training import _arguments, _make_step
+from tests.training.places import begun, normal
 from tests.workers import mesh_of
 
 WALKS = {
@@ -25,6 +24,7 @@ WALKS = {
     "place": _arguments,
     "state_specs": _arguments,
 }
+ROWS = normal(0, 16, 5)
 DEVICES = pytest.mark.parametrize("devices", [8, 1])
 EVERY = set(WALKS)
 
@@ -54,14 +54,9 @@ def start() -> Any:
     return {"w": jnp.linspace(-1, 1, 5), "b": jnp.float32(0.5)}
 
 
-def rows() -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
-
-
-def prepared(devices: int, loss_fn: Any = loss, **options: Any) -> Any:
-    mesh = mesh_of(devices)
+def prepared(devices: int, donate: bool = True) -> tuple[Any, Any]:
     tx = optax.chain(jaxcomm.mean(), optax.rmsprop(0.1))
-    return mesh, jaxcomm.make_step(loss_fn, tx, mesh, **options), jaxcomm.init(tx, start(), mesh)
+    return begun(loss, tx, mesh_of(devices), start(), donate=donate)
 
 
 @pytest.mark.parametrize("donate", [True, False])
@@ -69,59 +64,55 @@ def prepared(devices: int, loss_fn: Any = loss, **options: Any) -> Any:
 def test_the_results_of_the_last_call_are_known(
     devices: int, donate: bool, walked: set[str]
 ) -> None:
-    _, step, state = prepared(devices, donate=donate)
+    step, state = prepared(devices, donate=donate)
     carry: Any = (start(), state)
     every = EVERY if donate else EVERY - {"unshared"}
     for expected in (every, set(), set()):
         walked.clear()
-        *carry, _ = step(*carry, rows())
+        *carry, _ = step(*carry, ROWS)
         assert walked == expected
     walked.clear()
     params, state = carry
-    *carry, _ = step({**params}, jax.tree.map(lambda x: x, state), rows())  # The same arrays.
+    *carry, _ = step({**params}, jax.tree.map(lambda x: x, state), ROWS)  # The same arrays.
     assert not walked
     params, state = carry
-    *carry, _ = step({**params, "b": params["b"] + 1}, state, rows())
+    *carry, _ = step({**params, "b": params["b"] + 1}, state, ROWS)
     assert walked == every
     walked.clear()
-    *carry, _ = step(*carry, rows())
+    *carry, _ = step(*carry, ROWS)
     assert not walked
 
 
 @DEVICES
 def test_older_results_and_those_of_another_step(devices: int, walked: set[str]) -> None:
-    _, step, state = prepared(devices, donate=False)
-    first = step(start(), state, rows())[:2]
-    second = step(*first, rows())[:2]
+    step, state = prepared(devices, donate=False)
+    first = step(start(), state, ROWS)[:2]
+    second = step(*first, ROWS)[:2]
     walked.clear()
-    again = step(*first, rows())[:2]
+    again = step(*first, ROWS)[:2]
     assert "require_carry" in walked
     jax.tree.map(np.testing.assert_array_equal, again, second)
     walked.clear()
-    _, other, _ = prepared(devices)
-    other(*again, rows())
+    other, _ = prepared(devices)
+    other(*again, ROWS)
     assert walked == EVERY
 
 
+@pytest.mark.parametrize("donate", [True, False])
 @DEVICES
-def test_results_that_another_call_was_given(devices: int) -> None:
+def test_results_that_another_call_was_given(devices: int, donate: bool) -> None:
     """They are known by their identity, but are gone."""
-    _, step, state = prepared(devices)
-    _, other, _ = prepared(devices)
-    carry = step(start(), state, rows())[:2]
-    other(*carry, rows())
+    step, state = prepared(devices, donate)
+    other, _ = prepared(devices)
+    carry = step(start(), state, ROWS)[:2]
+    other(*carry, ROWS)
     with pytest.raises(ValueError, match=r"params\['b'\] was donated to an earlier step: use the"):
-        step(*carry, rows())
-    _, kept, state = prepared(devices, donate=False)
-    carry = kept(start(), state, rows())[:2]
-    other(*carry, rows())
-    with pytest.raises(ValueError, match=r"params\['b'\] was donated to an earlier step: use the"):
-        kept(*carry, rows())
+        step(*carry, ROWS)
 
 
 def test_known_arrays_are_not_kept_alive() -> None:
-    _, step, state = prepared(8, donate=False)
-    params, state, _ = step(start(), state, rows())
+    step, state = prepared(8, donate=False)
+    params, state, _ = step(start(), state, ROWS)
     held = len(jax.live_arrays())
     leaves = len(jax.tree.leaves((params, state)))
     del params, state
@@ -131,15 +122,15 @@ def test_known_arrays_are_not_kept_alive() -> None:
 @DEVICES
 def test_batches_from_anywhere_are_equal(devices: int, caplog: pytest.LogCaptureFixture) -> None:
     """There are two programs, as of `jax.jit`: for batches on the mesh already, and for others."""
-    mesh, step, state = prepared(devices)
-    placed = jax.device_put(rows(), NamedSharding(mesh, P("data")))
-    batches = [rows(), jnp.asarray(rows()), placed, jax.device_put(rows(), jax.devices()[-1])]
+    mesh, (step, state) = mesh_of(devices), prepared(devices)
+    placed = jax.device_put(ROWS, NamedSharding(mesh, P("data")))
+    batches = [ROWS, jnp.asarray(ROWS), placed, jax.device_put(ROWS, jax.devices()[-1])]
     found, compiled = [], []
     with jax.log_compiles():
         for batch in batches:
             caplog.clear()
             carry: Any = (start(), jax.tree.map(jnp.copy, state))
-            for each in (batch, batch, rows()):
+            for each in (batch, batch, ROWS):
                 *carry, metrics = step(*carry, each)
             found.append((carry, metrics))
             compiled.append(sum("XLA compilation of jit(on_mesh)" in x for x in caplog.messages))
@@ -162,38 +153,3 @@ def test_a_batch_that_is_the_parameters(devices: int, known: bool) -> None:
         firsts = w.reshape(devices, -1, 3)[:, :1]
         expected = w - np.mean(2 * (w[None] - 2 * firsts), axis=0) / w.size
         np.testing.assert_allclose(params, expected, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_two_hundred_leaves_on_one_device() -> None:
-    """A loose bound, for a busy machine: the median time of a call until it returns."""
-    tx, mesh = optax.adam(1e-3), mesh_of(1)
-    params = {f"w{i:03}": jnp.full(16, 0.1) for i in range(200)}
-    x = jnp.ones((1, 16))
-
-    def loss_fn(params: Any, x: jax.Array) -> jax.Array:
-        return sum((jnp.mean(x @ w) for w in params.values()), jnp.float32(0))
-
-    @jax.jit
-    def plain(params: Any, state: Any, x: jax.Array) -> Any:
-        value, gradient = jax.value_and_grad(loss_fn)(params, x)
-        updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    def seconds(step: Any, params: Any, state: Any) -> float:
-        took = []
-        for _ in range(60):
-            begun = time.perf_counter()
-            params, state, _ = step(params, state, x)
-            took.append(time.perf_counter() - begun)
-            jax.block_until_ready(params)
-        return statistics.median(took[10:])
-
-    with jax.numpy_dtype_promotion("standard"):
-        chain = optax.chain(jaxcomm.mean(), tx)
-        step = jaxcomm.make_step(loss_fn, chain, mesh, donate=False)
-        ours, alone = [], []
-        for _ in range(3):
-            alone.append(seconds(plain, params, tx.init(params)))
-            ours.append(seconds(step, params, jaxcomm.init(chain, params, mesh)))
-    assert min(ours) <= 2 * min(alone) + 0.3e-3, (ours, alone)

@@ -1,7 +1,7 @@
 """Mistakes with a step are one line that names the argument, the rule, the value and the remedy."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,179 +11,194 @@ import pytest
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm.compression import feedback, sparsifiers
-from tests.workers import mesh_of
+from jaxcomm.synchronization import window_gradients
+from tests.training.places import SGD, at, begun
 
 N = 4
 X = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
+PARAMS = {"w": jnp.ones((5, 2))}
+STATE = {"mean": jnp.zeros(5), "count": jnp.int32(0)}
 
 
 def loss_fn(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((batch @ params["w"]) ** 2)
 
 
-def start() -> Any:
-    return {"w": jnp.ones((5, 2))}
+def run(workers: Any, tx: Any = SGD, loss: Any = loss_fn, **options: Any) -> Any:
+    step, state = begun(loss, tx, workers, PARAMS, **options)
+    return step(PARAMS, state, X)
 
 
-def qsgd() -> Any:
-    return optax.chain(jaxcomm.global_qsgd(bits=8), optax.sgd(0.1))
+def with_aux(aux_of: Callable[[Any], Any], **options: Any) -> Callable[[Any], Any]:
+    """One step whose loss returns these metrics of a batch."""
+    loss = lambda p, x: (loss_fn(p, x), aux_of(x))  # noqa: E731
+    return lambda workers: run(workers, loss=loss, has_aux=True, **options)
 
 
-def compressed() -> Any:
-    codec = feedback.error_feedback(sparsifiers.top_k(ratio=0.5))
-    return optax.chain(jaxcomm.all_gather_mean(codec), optax.sgd(0.1))
+def returning(
+    changes: Callable[[Any], Any], given: Any = STATE, batch: Any = X, **options: Any
+) -> Callable[[Any], Any]:
+    """One step whose loss returns a model state with these changes."""
+
+    def mistake(workers: Any) -> Any:
+        new = lambda rows: {"mean": jnp.mean(rows, axis=0), "count": jnp.int32(1)}  # noqa: E731
+        loss = lambda p, s, x: (loss_fn(p, x), new(x) | changes(x))  # noqa: E731
+        step, state = begun(loss, SGD, workers, PARAMS, has_model_state=True, **options)
+        return step(PARAMS, given(workers) if callable(given) else given, state, batch)
+
+    return mistake
 
 
-def exact() -> Any:
-    return optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-
-
-class Here(NamedTuple):
-    """Devices or simulated workers, and the step of them."""
-
-    workers: Any
-    make: Callable[..., Any]
-
-    def step(self, tx: Any, loss_fn: Any = loss_fn, **options: Any) -> Any:
-        return self.make(loss_fn, tx, self.workers, donate=options.pop("donate", False), **options)
-
-    def init(self, tx: Any, params: Any = None) -> Any:
-        return jaxcomm.init(tx, start() if params is None else params, self.workers)
-
-
-def aux_of_examples(params: Any, batch: Any) -> Any:
-    return loss_fn(params, batch), {"errors": jnp.sum(batch @ params["w"], 1)}
-
-
-def again(here: Here) -> None:
-    step = here.step(qsgd(), donate=True)
-    params, state = start(), here.init(qsgd())
-    params, state, _ = step(params, state, X)
+def donated_twice(workers: Any) -> None:
+    step, state = begun(loss_fn, SGD, workers, PARAMS, donate=True)
+    params, state, _ = step(jax.tree.map(jnp.copy, PARAMS), state, X)
     step(params, state, X)
     step(params, state, X)
 
 
-def grown(workers: int, here: Here) -> None:
-    few = mesh_of(workers) if here.make is jaxcomm.make_step else workers
-    state = jaxcomm.init(compressed(), start(), few)
-    here.step(compressed())(start(), state, X)
+def of_another(workers: Any) -> None:
+    tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.1))
+    begun(loss_fn, tx, workers, PARAMS)[0](
+        PARAMS, jaxcomm.init(optax.adam(0.1), PARAMS, workers), X
+    )
 
 
-MISTAKES: dict[str, tuple[Callable[[Here], Any], str]] = {
+WITH_MEMORY = optax.chain(jaxcomm.top_k_sgd(ratio=0.5), optax.sgd(0.1))
+HALF = lambda x: {"mean": jnp.zeros(5, jnp.bfloat16)}  # noqa: E731
+COUNTED = lambda x: {"count": jnp.sum(x > 0, dtype=jnp.int32)}  # noqa: E731
+WINDOWS = (jnp.ones((2 * N, 2, 5)), jnp.ones(N, jnp.int32))
+NOTHING = lambda x: {}  # noqa: E731
+OTHER_DTYPE = r"returned `model_state\['mean'\]` as bfloat16\[5\], but received it as float32\[5\]"
+MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a transformation that is not called": (
-        lambda here: here.init(jaxcomm.mean),
+        lambda workers: jaxcomm.init(jaxcomm.mean, PARAMS, workers),
         r"`tx` must be an optax transformation, got the function `mean`: call it",
     ),
     "parameters in place of a transformation": (
-        lambda here: jaxcomm.init(start(), qsgd(), here.workers),
+        lambda workers: jaxcomm.init(PARAMS, SGD, workers),
         "`tx` must be an optax transformation, got a `dict`",
     ),
-    "parameters in place of workers": (
-        lambda here: jaxcomm.init(qsgd(), start(), start()),
-        "must be an int of at least 1, or a dict of sizes by axis, got a `dict`",
+    "no number of workers": (
+        lambda workers: jaxcomm.init(SGD, PARAMS, 0),
+        "number of workers must be an int of at least 1",
     ),
-    "no transformation": (lambda here: here.step(3), "`tx` must be an optax transformation, got 3"),
     "the state of another": (
-        lambda here: here.step(qsgd())(start(), here.init(optax.adam(0.1)), X),
+        of_another,
         r"state belongs to another transformation.*got `ScaleByAdamState`.*`jaxcomm\.init`",
     ),
-    "MultiSteps": (
-        lambda here: here.step(optax.MultiSteps(qsgd(), 4)),
-        r"`tx` is `optax\.MultiSteps`.*`jaxcomm\.accumulate\(tx, k\)`",
-    ),
-    "MultiSteps as a transformation": (
-        lambda here: here.step(tx := optax.MultiSteps(qsgd(), 4).gradient_transformation())(
-            start(), here.init(tx), X
+    "state of twice as many workers": (
+        lambda workers: begun(loss_fn, WITH_MEMORY, workers, PARAMS)[0](
+            PARAMS, jaxcomm.init(WITH_MEMORY, PARAMS, 2 * N), X
         ),
-        r"`jaxcomm\.accumulate\(tx, k\)` in place of `optax\.MultiSteps\(tx, k\)`",
+        r"optimizer state at \[0\].*is for 8 workers, but there are 4 here",
     ),
-    "apply_if_finite": (
-        lambda here: here.step(tx := optax.apply_if_finite(qsgd(), 3))(start(), here.init(tx), X),
-        r"cannot run inside `optax\.apply_if_finite`.*: use `jaxcomm\.skip_nonfinite\(tx\)`",
-    ),
-    "donated twice": (again, r"params\['w'\] was donated to an earlier step.*`donate=False`"),
-    "one value an example": (
-        lambda here: here.step(qsgd(), aux_of_examples, has_aux=True)(
-            start(), here.init(qsgd()), X
-        ),
-        r"`aux\['errors'\]` has shape \(4,\), one value per example.*metrics='own'",
+    "donated twice": (
+        donated_twice,
+        r"params\['w'\] was donated to an earlier step.*`donate=False`",
     ),
     "axes in no order": (
-        lambda here: here.make(loss_fn, exact(), here.workers, axis_name={"data"}),
+        lambda workers: run(workers, axis_name={"data"}),
         r"`axis_name` must be the name of a mesh axis, or a tuple of several .*, got \{'data'\}",
     ),
-    "no axis": (
-        lambda here: here.make(loss_fn, exact(), here.workers, axis_name=()),
-        r"`axis_name` must be the name of a mesh axis, or a tuple of several .*, got \(\)",
+    "no aggregator": (
+        lambda workers: run(workers, optax.sgd(0.1)),
+        r"update at \['w'\] differs by worker.*jaxcomm\.mean\(",
+    ),
+    "momentum before the aggregator": (
+        lambda workers: run(workers, optax.chain(optax.trace(0.9), SGD)),
+        r"optimizer state at \[0\]\.trace\['w'\] differs by worker",
     ),
     "an unmarked optimizer before gossip": (
-        lambda here: here.init(
+        lambda workers: jaxcomm.init(
             optax.chain(optax.trace(0.9), gossip.dpsgd(gossip.ring(N))),
-            jaxcomm.replicate(start(), here.workers),
+            jaxcomm.replicate(PARAMS, workers),
+            workers,
         ),
         r"optimizer state at \[0\]\.trace\['w'\] differs by worker.*`?jaxcomm\.per_worker\(",
     ),
-    "state of twice as many workers": (
-        lambda here: grown(2 * N, here),
-        r"optimizer state at \[0\].*is for 8 workers, but there are 4 here",
+    "one value an example": (
+        with_aux(lambda x: {"errors": jnp.sum(x, axis=1)}),
+        r"`aux\['errors'\]` has shape \(4,\), one value per example.*metrics='own'",
     ),
-    "state of fewer workers": (
-        lambda here: grown(3, here),
-        r"optimizer state at \[0\].*is for 3 workers, but there are 4 here",
+    "a metric named as the loss": (
+        with_aux(lambda x: {"loss": jnp.float32(0)}),
+        r"The step adds the metrics \['loss'\]",
     ),
-    "parameters of twice as many workers": (
-        lambda here: here.init(
-            gossip.dpsgd(gossip.ring(N)), jaxcomm.PerWorker({"data": jnp.zeros((8, 3))})
-        ),
-        "parameters at .* is for 8 workers, but there are 4 here",
+    "a period without a counter": (
+        lambda workers: run(workers, metrics=3),
+        r"needs a counter of steps.*'mean' or 'own'",
+    ),
+    "a model state of another dtype": (returning(HALF), OTHER_DTYPE),
+    "the same in windows": (
+        returning(HALF, batch=WINDOWS, gradients=window_gradients),
+        OTHER_DTYPE,
+    ),
+    "a counter that differs": (
+        returning(COUNTED),
+        r"`model_state\['count'\]` is int32 and differs over \['data'\].*jaxcomm.replicate",
+    ),
+    "a model state for other workers": (
+        returning(NOTHING, lambda workers: jaxcomm.replicate(STATE, 2)),
+        "The model state at .* is for 2 workers, but there are 4 here",
+    ),
+    "a model state over another axis": (
+        returning(NOTHING, lambda workers: jaxcomm.replicate(STATE, N, axis_name="other")),
+        r"`model_state` differs over the axes \['other'\], with which `axis_name`='data'",
+    ),
+    "a part of the model state that differs by worker": (
+        returning(NOTHING, lambda workers: STATE | {"own": jaxcomm.replicate(STATE, workers)}),
+        r"Some leaves of `model_state` differ by worker.*the whole of it to `jaxcomm.replicate`",
     ),
 }
 
 
-@pytest.mark.parametrize("kind", ["mesh", "simulated"])
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name: str, kind: str) -> None:
-    here = Here(mesh_of(N), jaxcomm.make_step) if kind == "mesh" else Here(N, jaxcomm.simulate)
-    mistake, message = MISTAKES[name]
+def require_one_line(mistake: Callable[[Any], Any], workers: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        mistake(here)
+        mistake(workers)
     assert "\n" not in str(caught.value).split("\n---")[0]
 
 
-def test_errors_of_the_users_own_functions_stay_what_they_are() -> None:
+@pytest.mark.parametrize("where", ["auto 4", "simulated 4"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, where: str) -> None:
+    mistake, message = MISTAKES[name]
+    require_one_line(mistake, at(where), message)
+
+
+@pytest.mark.parametrize("where", ["auto 2x2", "simulated 2x2"])
+def test_mistakes_over_the_devices_of_a_worker(where: str) -> None:
+    of_examples = with_aux(lambda x: {"errors": jnp.sum(x, axis=1)}, metrics="own")
+    require_one_line(of_examples, at(where), r"one value per example.*return its mean\.(\n|$)")
+    own = lambda workers: jaxcomm.replicate(STATE, workers)  # noqa: E731
+    message = r"`model_state\['count'\]` is int32 and differs over \['inner'\]"
+    require_one_line(returning(COUNTED, own), at(where), message)
+
+
+def test_axes_of_a_mesh_and_of_a_simulation() -> None:
+    message = r"The mesh with axes .* lacks .*: pass `axis_name=` one of its axes"
+    require_one_line(lambda mesh: run(mesh, axis_name="workers"), at("auto"), message)
+    axes = ("inner", "data")
+    require_one_line(
+        lambda sizes: run(sizes, axis_name=axes), at("simulated 2x2"), "in the same order"
+    )
+
+
+def test_what_is_no_mistake() -> None:
+    """Metrics with as many values as rows; and errors of the user's own functions stay."""
+    counts = with_aux(lambda x: {"counts": jnp.zeros(4)})
+    assert counts(N)[2]["counts"].shape == (4,)
+
     def wrong(params: Any, batch: Any) -> jax.Array:
         raise KeyError("labels")
 
     with pytest.raises(KeyError, match="labels"):
-        jaxcomm.simulate(wrong, qsgd(), N)(start(), jaxcomm.init(qsgd(), start(), N), X)
-
-
-def test_as_many_classes_as_rows_are_no_examples() -> None:
-    def of_classes(params: Any, batch: Any) -> Any:
-        return loss_fn(params, batch), {"counts": jnp.zeros(4)}
-
-    step = jaxcomm.simulate(of_classes, qsgd(), N, has_aux=True)
-    _, _, metrics = step(start(), jaxcomm.init(qsgd(), start(), N), X)
-    assert metrics["counts"].shape == (4,)
-
-
-def test_examples_of_a_workers_devices_are_not_mixed_up() -> None:
-    sizes = {"dcn": 2, "ici": 2}
-    tx = optax.chain(jaxcomm.mean("dcn"), optax.sgd(0.1))
-    step = jaxcomm.simulate(
-        aux_of_examples, tx, sizes, axis_name="dcn", has_aux=True, metrics="own"
-    )
-    state = jaxcomm.init(tx, start(), sizes, axis_name="dcn")
-    with pytest.raises(ValueError, match=r"one value per example.*return its mean\.(\n|$)"):
-        step(start(), state, X)
+        run(N, loss=wrong)
 
 
 def test_used_extra_arguments_reach_the_transformation() -> None:
     tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
     params = jaxcomm.PerWorker({"data": {"w": jnp.arange(N * 10.0).reshape(N, 5, 2)}})
-    step = jaxcomm.simulate(loss_fn, tx, N, donate=False)
-    state = jaxcomm.init(tx, params, N)
-    alone, _, _ = step(params, state, X, present=jnp.zeros(N, bool))
-    together, _, _ = step(params, state, X, present=jnp.ones(N, bool))
-    assert (alone.per_worker["data"]["w"] != together.per_worker["data"]["w"]).any()
+    step, state = begun(loss_fn, tx, N, params)
+    found = [step(params, state, X, present=jnp.full(N, there))[0] for there in (False, True)]
+    alone, together = (each.per_worker["data"]["w"] for each in found)
+    assert (alone != together).any()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
@@ -16,13 +16,12 @@ from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step, second_mesh
 from tests.slow import slow
+from tests.training.places import at, normal
 
 N, STEPS = 4, 15
-RNG = np.random.default_rng(0)
 SIZES = {"a": 3, "b": 5, "c": 2}
 TARGETS = [
-    {name: RNG.normal(size=(N, size)).astype(np.float32) for name, size in SIZES.items()}
-    for _ in range(STEPS)
+    {name: normal(number, N, size) for name, size in SIZES.items()} for number in range(STEPS)
 ]
 TARGETS[4]["b"][2] = np.nan  # A step that one worker skips.
 AWAY = np.array([True, True, False, True])
@@ -31,10 +30,6 @@ AWAY = np.array([True, True, False, True])
 def loss(x: Any, target: Any) -> jax.Array:
     far = (jnp.sum((x[name].astype(jnp.float32) - target[name][0]) ** 2) for name in SIZES)
     return 0.5 * sum(far)
-
-
-def mesh_of(kind: AxisType = AxisType.Auto, workers: int = N) -> Mesh:
-    return jax.make_mesh((workers,), ("data",), (kind,), devices=jax.devices()[:workers])
 
 
 def streaming(**options: Any) -> Any:
@@ -66,35 +61,39 @@ def require_equal(found: list[Any], expected: list[Any], **tolerance: float) -> 
             np.testing.assert_allclose(one, other, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
 
 
+def whole_step(tx: Any, mesh: Mesh) -> Any:
+    """The one program, which the exchanges beside steps must equal."""
+    return jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False)
+
+
+def beside(tx: Any, mesh: Mesh) -> Any:
+    return make_overlapped_step(loss, tx, mesh, second_mesh(mesh))
+
+
 FEEDBACK = {"aggregator": jaxcomm.all_gather_mean(error_feedback(top_k(k=1)))}
 BOTH = [
-    ({**FEEDBACK}, AxisType.Auto, 0),
-    slow({}, AxisType.Explicit, None),
-    slow({"overlap": 0}, AxisType.Auto, 1),
-    slow({"overlap": 1, "fragments": 3, "mixing_factor": 0.0}, AxisType.Explicit, 2),
-    slow({"fragments": 1, "overlap": 2, **FEEDBACK}, AxisType.Explicit, None),
+    ({**FEEDBACK}, "auto 4", 0),
+    slow({"overlap": 0}, "auto 4", 1),
+    slow({"overlap": 1, "fragments": 3, "mixing_factor": 0.0}, "explicit 4", 2),
+    slow({"fragments": 1, "overlap": 2, **FEEDBACK}, "explicit 4", None),
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "away"), BOTH)
-def test_equals_the_one_program(options: Any, kind: AxisType, away: Any) -> None:
+@pytest.mark.parametrize(("options", "where", "away"), BOTH)
+def test_equals_the_one_program(options: Any, where: str, away: Any) -> None:
     """Parameters, anchors and counts; with a worker's NaN, and a worker that is away at times."""
-    mesh, tx = mesh_of(kind), streaming(**options)
-    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False)
-    expected, last, told = trained(whole, *start(tx, mesh), away)
-    step = make_overlapped_step(loss, tx, mesh, second_mesh(mesh))
-    found, state, metrics = trained(step, *start(tx, mesh), away)
+    mesh, tx = at(where), streaming(**options)
+    expected, last, told = trained(whole_step(tx, mesh), *start(tx, mesh), away)
+    found, state, metrics = trained(beside(tx, mesh), *start(tx, mesh), away)
     require_equal(found, expected)
     assert jax.tree.structure(state) == jax.tree.structure(last)
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(last), strict=True
     ):
-        if "diagnostics" in jax.tree_util.keystr(path):
-            continue  # Reported when a fragment arrives, not when it is sent.
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            np.testing.assert_allclose(
-                x, y, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path)
-            )
+        name = jax.tree_util.keystr(path)
+        # Diagnostics are reported when a fragment arrives, not when it is sent.
+        if "diagnostics" not in name and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=name)
     assert metrics.keys() == told.keys()
     assert float(metrics["diagnostics/skipped_steps"]) == 1.0
 
@@ -121,7 +120,7 @@ def test_bfloat16_and_inner_devices() -> None:
 
 def test_only_the_step_that_begins_an_exchange_sends() -> None:
     """The step that applies a result has no collective: it only waits for what it reads."""
-    mesh, tx = mesh_of(), streaming()
+    mesh, tx = at("auto 4"), streaming()
     step, carry = make_overlapped_step(loss, tx, mesh), start(tx, mesh)
     for number, sends in ((7, False), (8, True), (9, False)):  # 7 and 9 apply fragments.
         run = functools.partial(step, number=number)
@@ -132,20 +131,17 @@ def test_only_the_step_that_begins_an_exchange_sends() -> None:
 @pytest.mark.slow
 def test_a_state_of_the_one_program_goes_on() -> None:
     """A state with a fragment under way, and one that was saved: the same from there on."""
-    mesh, tx = mesh_of(), streaming(**FEEDBACK)
-    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False)
+    mesh, tx = at("auto 4"), streaming(**FEEDBACK)
+    whole, step = whole_step(tx, mesh), beside(tx, mesh)
     expected, _, _ = trained(whole, *start(tx, mesh), None)
     params, state = start(tx, mesh)
-    for target in TARGETS[:5]:
-        params, state, _ = whole(params, state, target)
-    step = make_overlapped_step(loss, tx, mesh, second_mesh(mesh))
-    for target in TARGETS[5:9]:
-        params, state, _ = step(params, state, target)
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    saved = lambda tree: jax.tree.map(lambda x: x if is_key(x) else np.asarray(x), tree)  # noqa: E731
-    params, state = saved(params), saved(state)
-    for target in TARGETS[9:]:
-        params, state, _ = step(params, state, target)
+    for number, target in enumerate(TARGETS):
+        if number == 9:
+            params, state = jax.tree.map(
+                lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x),
+                (params, state),
+            )
+        params, state, _ = (whole if number < 5 else step)(params, state, target)
     require_equal([jax.tree.map(np.asarray, params.per_worker["data"])], expected[-1:])
 
 
@@ -153,15 +149,13 @@ def test_a_state_of_the_one_program_goes_on() -> None:
 @pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
 def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
     """A result under way arrives once; `test_resumed` checks the one program against NumPy."""
-    mesh = mesh_of()
-    make = functools.partial(jaxcomm.make_step, loss, mesh=mesh, metrics="own", donate=False)
+    mesh, tx = at("auto 4"), streaming(overlap=after)
     params, state = start(streaming(overlap=before), mesh)
-    step = make(tx=streaming(overlap=before))
+    step = whole_step(streaming(overlap=before), mesh)
     for target in TARGETS[:change]:
         params, state, _ = step(params, state, target)
-    tx = streaming(overlap=after)
     runs = []
-    for step in (make(tx=tx), make_overlapped_step(loss, tx, mesh, second_mesh(mesh))):
+    for step in (whole_step(tx, mesh), beside(tx, mesh)):
         own, found = jax.tree.map(jnp.copy, (params, state)), []
         for target in TARGETS[change:]:
             *own, _ = step(*own, target)
@@ -173,10 +167,8 @@ def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int
 @pytest.mark.slow
 def test_several_steps_in_one_program() -> None:
     """With numbers, under jit: one period a program; exchanges have no condition."""
-    mesh, tx = mesh_of(), streaming()
-    expected, _, _ = trained(
-        jaxcomm.make_step(loss, tx, mesh, metrics="own", donate=False), *start(tx, mesh), None
-    )
+    mesh, tx = at("auto 4"), streaming()
+    expected, _, _ = trained(whole_step(tx, mesh), *start(tx, mesh), None)
     step = make_overlapped_step(loss, tx, mesh)
 
     @functools.partial(jax.jit, static_argnums=3)
@@ -195,43 +187,32 @@ def test_several_steps_in_one_program() -> None:
     assert "psum" in program and "cond[" not in program
 
 
-def _second(**options: Any) -> Any:
-    mesh = mesh_of()
-    given = {"tx": streaming(), "exchange_mesh": second_mesh(mesh), **options}
-    return make_overlapped_step(loss, given.pop("tx"), mesh, **given)
+def called(exchange_mesh: Any = None, **extra: Any) -> Any:
+    mesh, tx = at("auto 4"), streaming()
+    step = make_overlapped_step(loss, tx, mesh, exchange_mesh)
+    return step(*start(tx, mesh), TARGETS[0], **extra)
 
 
-def _called(tx: Any = None, state: Any = None, **extra: Any) -> Any:
-    params, own = start(tx or streaming(), mesh_of())
-    return _second()(params, own if state is None else state, TARGETS[0], **extra)
-
-
-def _under_jit(step: Any, **extra: Any) -> Any:
+def traced(exchange_mesh: Any = None, **extra: Any) -> Any:
+    mesh, tx = at("auto 4"), streaming()
+    step = make_overlapped_step(loss, tx, mesh, exchange_mesh)
     run = lambda *args: step(*args, **extra)  # noqa: E731
-    return jax.eval_shape(run, *start(streaming(), mesh_of()), TARGETS[0])
+    return jax.eval_shape(run, *start(tx, mesh), TARGETS[0])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: _second(axis_name=("data", "data")), "several distinct axes"),
-        (
-            lambda: _second(exchange_mesh=mesh_of()),
-            "shares devices .*wait for each other",
-        ),
-        (lambda: streaming(overlap=4), "`period`=4, and `overlap` less"),
-        (lambda: _called(number=3), "`number` is 3, but the state is before step 1"),
-        (
-            lambda: _called(present=np.ones(3, bool)),
-            r"one bool per worker, bool\[4\], got bool\[3\]",
-        ),
-        (lambda: _under_jit(_second(), number=1), "without `exchange_mesh`"),
-        (
-            lambda: _under_jit(make_overlapped_step(loss, streaming(), mesh_of())),
-            "pass the number of each step",
-        ),
-    ],
-)
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda mesh: called(mesh), "shares devices .*wait for each other"),
+    (lambda mesh: called(number=3), "`number` is 3, but the state is before step 1"),
+    (
+        lambda mesh: called(present=np.ones(3, bool)),
+        r"one bool per worker, bool\[4\], got bool\[3\]",
+    ),
+    (lambda mesh: traced(second_mesh(mesh), number=1), "without `exchange_mesh`"),
+    (lambda mesh: traced(), "pass the number of each step"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES)
 def test_mistakes(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        call()
+        call(at("auto 4"))

@@ -1,6 +1,7 @@
 """Metrics that are sums and extremes: the numbers of one device with the whole batch."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import scheduling, training
 from jaxcomm.synchronization import window_gradients
 from jaxcomm.training import loss_scaled, loss_scaled_gradients
+from tests.slow import slow
+from tests.training.places import SGD, at, begun, devices_at
 
 N = 4
-SIZES = {"data": N}
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
-KINDS = pytest.mark.parametrize("kind", ["mesh", "simulated"])
+PLACES = pytest.mark.parametrize("where", ["auto 4", "simulated 4"])
 
 
 def own_metrics(w: Any, rows: jax.Array) -> dict[str, Any]:
@@ -66,29 +67,19 @@ def check(metrics: dict[str, Any], parts: int, floating: bool = False) -> None:
         assert found.dtype == (jnp.int32 if integer else jnp.float32), name
 
 
-def build(
-    kind: str, tx: Any = None, sizes: Any = SIZES, loss: Any = loss_fn, **options: Any
-) -> Any:
-    tx = optax.chain(jaxcomm.mean(), optax.sgd(0.1)) if tx is None else tx
-    mesh = jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-    )
-    workers: Any = mesh if kind == "mesh" else sizes
-    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
-    step = make(loss, tx, workers, has_aux=True, donate=False, **options)
-    return step, jaxcomm.init(tx, W, workers), workers
+def build(where: str, loss: Any = loss_fn, tx: Any = SGD, **options: Any) -> Any:
+    return begun(loss, tx, at(where), W, has_aux=True, **options)
 
 
-@KINDS
-@pytest.mark.parametrize("sizes", [{"data": 1}, SIZES, {"data": 2, "model": 4}])
-def test_the_metrics_of_one_device(kind: str, sizes: Any) -> None:
-    step, state, _ = build(kind, sizes=sizes)
-    check(step(W, state, X)[2], int(np.prod([*sizes.values()])))
+@pytest.mark.parametrize("where", ["auto 4", "simulated 4", *map(slow, ["auto 1", "auto 2x4"])])
+def test_the_metrics_of_one_device(where: str) -> None:
+    step, state = build(where)
+    check(step(W, state, X)[2], devices_at(where))
 
 
-@KINDS
-def test_of_each_worker(kind: str) -> None:
-    step, state, _ = build(kind, sizes={"data": 2, "model": 2}, metrics="own")
+@pytest.mark.parametrize("where", ["auto 2x2", slow("simulated 2x2")])
+def test_of_each_worker(where: str) -> None:
+    step, state = build(where, metrics="own")
     metrics = step(W, state, X)[2]
     for worker in range(2):
         far = np.abs(X[16 * worker :][:16, 0] - 1)
@@ -96,90 +87,83 @@ def test_of_each_worker(kind: str) -> None:
         np.testing.assert_allclose(metrics["worst"][worker], far.max(), rtol=1e-6)
 
 
-@KINDS
-def test_now_and_then(kind: str) -> None:
+@PLACES
+def test_now_and_then(where: str) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.scale_by_schedule(lambda count: 0.0))
-    step, state, _ = build(kind, tx, metrics=2)
+    step, state = build(where, tx=tx, metrics=2)
     params, state, metrics = step(W, state, X)
     assert all(np.isnan(x) for x in jax.tree.leaves(metrics))
     check(step(params, state, X)[2], N, floating=True)
 
 
-@KINDS
-@pytest.mark.parametrize("name", ["max", "min"])
-@pytest.mark.parametrize("where", [0, 2])
-def test_nan_is_an_extreme(kind: str, name: str, where: int) -> None:
-    def loss(w: Any, rows: jax.Array) -> Any:
-        return jnp.sum(w), {"x": getattr(jaxcomm.metrics, name)(rows[0])}
+def of_rows(w: Any, rows: jax.Array) -> Any:
+    kinds = {name: getattr(jaxcomm.metrics, name)(rows[0]) for name in ("sum", "max", "min")}
+    return jnp.sum(w), kinds
 
-    step, state, _ = build(kind, loss=loss)
+
+@PLACES
+def test_nan_is_an_extreme(where: str) -> None:
+    step, state = build(where, of_rows)
     for special in (np.nan, -np.nan, np.inf, -np.inf):
-        x = np.array([1, -0.5, 2, 1e-40], np.float32)
-        x[where] = special
-        found = step(W, state, x)[2]["x"]
-        np.testing.assert_array_equal(found, getattr(np, name)(x))
+        for place in (0, 2):
+            x = np.array([1, -0.5, 2, 1e-40], np.float32)
+            x[place] = special
+            found = step(W, state, x)[2]
+            for name in ("max", "min"):
+                np.testing.assert_array_equal(found[name], getattr(np, name)(x))
 
 
-@KINDS
-@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint32, np.int32, np.float16])
-def test_dtypes(kind: str, dtype: Any) -> None:
-    def loss(w: Any, rows: jax.Array) -> Any:
-        kinds = {name: getattr(jaxcomm.metrics, name)(rows[0]) for name in ("sum", "max", "min")}
-        return jnp.sum(w), kinds
-
-    step, state, _ = build(kind, loss=loss)
-    x = np.array([100, 3, 0, 120], dtype)
-    metrics = step(W, state, x)[2]
+@pytest.mark.parametrize("where", ["simulated 4", slow("auto 4")])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, slow(np.uint32), slow(np.float16)])
+def test_dtypes(where: str, dtype: Any) -> None:
+    step, state = build(where, of_rows)
+    metrics = step(W, state, np.array([100, 3, 0, 120], dtype))[2]
     assert [int(metrics[name]) for name in ("sum", "max", "min")] == [223, 120, 0]
     wide = {"f": jnp.float32, "u": jnp.uint32, "i": jnp.int32}[np.dtype(dtype).kind]
     assert {metrics[name].dtype for name in ("sum", "max", "min")} == {jnp.dtype(wide)}
 
 
-@KINDS
-def test_weights_do_not_scale_sums(kind: str) -> None:
+@PLACES
+def test_weights_do_not_scale_sums(where: str) -> None:
     def gradients(loss_fn: Any, w: Any, batch: Any) -> Any:
         return *jaxcomm.local_value_and_grad(loss_fn, True)(w, batch[0]), batch[1][0]
 
-    step, state, _ = build(kind, gradients=gradients)
+    step, state = build(where, gradients=gradients)
     metrics = step(W, state, (X, np.array([0, 1, 2, 5], np.float32)))[2]
     assert metrics["weight"] == 8
     check({**metrics, "share": right(N)["share"].astype(np.float32)}, N)
 
 
-@KINDS
-@pytest.mark.parametrize("finished", [[8, 8, 8, 8], [2, 0, 8, 3], [0, 0, 0, 0]])
-def test_windows(kind: str, finished: list[int]) -> None:
+@pytest.mark.parametrize("where", ["auto 4", slow("simulated 4")])
+def test_windows(where: str) -> None:
     gradients = functools.partial(window_gradients, has_aux=True)
-    step, state, _ = build(kind, gradients=gradients)
-    metrics = step(W, state, (X[:, None], np.array(finished, np.int32)))[2]
-    far = np.concatenate([np.abs(X[8 * i :][:m, 0] - 1) for i, m in enumerate(finished)])
-    assert metrics["hits"] == (far < 1).sum() and metrics["hits"].dtype == jnp.int32
-    np.testing.assert_allclose(metrics["worst"], far.max(initial=-np.inf), rtol=1e-6)
-    np.testing.assert_allclose(metrics["best"], (-far).min(initial=np.inf), rtol=1e-6)
-    limit = np.iinfo(np.int32).max
-    assert metrics["first"] == np.where(far < 1, 0, 99).min(initial=limit)
+    step, state = build(where, gradients=gradients)
+    for finished in ([8, 8, 8, 8], [2, 0, 8, 3], [0, 0, 0, 0]):
+        metrics = step(W, state, (X[:, None], np.array(finished, np.int32)))[2]
+        far = np.concatenate([np.abs(X[8 * i :][:m, 0] - 1) for i, m in enumerate(finished)])
+        assert metrics["hits"] == (far < 1).sum() and metrics["hits"].dtype == jnp.int32
+        np.testing.assert_allclose(metrics["worst"], far.max(initial=-np.inf), rtol=1e-6)
+        np.testing.assert_allclose(metrics["best"], (-far).min(initial=np.inf), rtol=1e-6)
+        limit = np.iinfo(np.int32).max
+        assert metrics["first"] == np.where(far < 1, 0, 99).min(initial=limit)
 
 
 def test_micro_batches_and_model_state() -> None:
     tx = optax.chain(scheduling.wait_free(jaxcomm.mean(), micro_batches=2), optax.sgd(0.1))
-    step, state, _ = build("mesh", tx)
+    step, state = build("auto 4", tx=tx)
     check(step(W, state, X)[2], 2 * N)
 
     def with_state(w: Any, count: jax.Array, rows: jax.Array) -> Any:
         loss, aux = loss_fn(w, rows)
         return loss, (count + 1, aux)
 
-    step, state, _ = build(
-        "mesh",
-        loss=with_state,
-        has_model_state=True,
-        gradients=functools.partial(loss_scaled_gradients, has_aux=True),
-    )
+    gradients = functools.partial(loss_scaled_gradients, has_aux=True)
+    step, state = build("auto 4", with_state, has_model_state=True, gradients=gradients)
     check(step(W, loss_scaled(jnp.int32(0)), state, X)[3], N)
 
 
 def test_fully_sharded() -> None:
-    mesh = jax.make_mesh((N,), ("data",))
+    mesh = at("explicit 4")
     run = training.fully_sharded_value_and_grad(loss_fn, mesh, jax.P(), has_aux=True)
     (_, metrics), _ = run(W, X)
     check(metrics, N)
@@ -187,7 +171,7 @@ def test_fully_sharded() -> None:
 
 def test_reduced_metrics_travel_with_the_means() -> None:
     """The bytes of `make_step`: an all-reduce of each kind and dtype, 4 bytes a number."""
-    step, state, _ = build("mesh")
+    step, state = build("auto 4")
     found = jaxcomm.wire.account(step, W, state, X)
     kinds = sorted((c.primitive, str(c.dtype)) for c in found.collectives)
     ints, floats = ("all_reduce", "int32"), ("all_reduce", "float32")
@@ -197,30 +181,27 @@ def test_reduced_metrics_travel_with_the_means() -> None:
     assert text.count(" all-reduce(") <= 3
 
 
-@KINDS
-@pytest.mark.parametrize("count", [3, jnp.int32(3), jnp.arange(2, dtype=jnp.uint8)])
-def test_an_integer_states_how_it_is_reduced(kind: str, count: Any) -> None:
-    for gradients in (None, functools.partial(window_gradients, has_aux=True)):
-        step, state, _ = build(
-            kind, loss=lambda w, x: (jnp.mean(x @ w), {"n": count}), gradients=gradients
-        )
-        batch = X if gradients is None else (X[:, None], np.ones(N, np.int32))
-        with pytest.raises(ValueError, match=r"`aux\['n'\]` is u?int.*`jaxcomm.metrics.sum\(n\)"):
-            step(W, state, batch)
+def with_one(metric: Callable[[jax.Array], Any]) -> Any:
+    return lambda w, x: (jnp.mean(x @ w), {"n": metric(x @ w)})
+
+
+WINDOWS: Any = {"gradients": functools.partial(window_gradients, has_aux=True)}
+MISTAKES: list[tuple[Callable[[jax.Array], Any], dict[str, Any], str]] = [
+    (lambda far: 3, {}, r"`aux\['n'\]` is int.*`jaxcomm.metrics.sum\(n\)"),
+    (lambda far: jnp.uint8(3), WINDOWS, r"`aux\['n'\]` is uint8.*`jaxcomm.metrics.sum\(n\)"),
+    (jaxcomm.metrics.sum, {}, r"`aux\['n'\]` has .* one value per .* return its sum, or"),
+]
+
+
+@PLACES
+@pytest.mark.parametrize(("metric", "options", "message"), MISTAKES)
+def test_mistakes(where: str, metric: Any, options: Any, message: str) -> None:
+    step, state = build(where, with_one(metric), **options)
+    batch = (X[:, None], np.ones(N, np.int32)) if options else X
+    with pytest.raises(ValueError, match=message):
+        step(W, state, batch)
 
 
 def test_an_integer_of_each_worker_needs_no_reduction() -> None:
-    step, state, _ = build(
-        "mesh", loss=lambda w, x: (jnp.mean(x @ w), {"rows": len(x)}), metrics="own"
-    )
-    np.testing.assert_array_equal(step(W, state, X)[2]["rows"], np.full(N, 8))
-
-
-def test_a_sum_of_examples_of_different_workers() -> None:
-    step, state, _ = build(
-        "mesh", loss=lambda w, x: (jnp.mean(x @ w), {"n": jaxcomm.metrics.sum(x @ w)})
-    )
-    with pytest.raises(
-        ValueError, match=r"`aux\['n'\]` has .* one value per .* return its sum, or"
-    ):
-        step(W, state, X)
+    step, state = build("auto 4", with_one(len), metrics="own")
+    np.testing.assert_array_equal(step(W, state, X)[2]["n"], np.full(N, 8))

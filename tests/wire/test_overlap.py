@@ -112,8 +112,7 @@ def test_branches_are_listed() -> None:
     ] * 4
 
 
-def test_mistakes() -> None:
+@pytest.mark.parametrize("program", [None, ""])
+def test_what_is_no_program(program: str | None) -> None:
     with pytest.raises(ValueError, match="Pass the compiled program"):
-        wire.overlap_report(None)
-    with pytest.raises(ValueError, match="Pass the compiled program"):
-        wire.overlap_report("")
+        wire.overlap_report(program)

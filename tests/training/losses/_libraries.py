@@ -1,24 +1,18 @@
-"""Losses of flax, haiku, equinox and optax."""
+"""Losses of flax, linen and nnx."""
 
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import flax.linen as nn
 import flax.nnx as nnx
-import haiku as hk
 import jax
 import jax.numpy as jnp
-import optax
-from jax import lax
 
 from tests.training.losses._table import (
-    CLASSES,
     ROWS,
     WIDTH,
     Loss,
     draw,
-    labels,
     listed,
     sequences,
     third_party,
@@ -47,26 +41,11 @@ def linen_lstm() -> Loss:
 
 
 @listed()
-def linen_gru() -> Loss:
-    return of_linen(nn.RNN(nn.GRUCell(4)))
-
-
-@listed()
-def linen_bidirectional() -> Loss:
-    return of_linen(nn.Bidirectional(nn.RNN(nn.SimpleCell(4)), nn.RNN(nn.SimpleCell(4))))
-
-
-@listed()
-def linen_attention() -> Loss:
-    return of_linen(nn.MultiHeadAttention(num_heads=2, qkv_features=4))
-
-
-@listed()
 def linen_convolution() -> Loss:
     return of_linen(nn.Sequential([nn.Conv(4, (3,)), nn.gelu, nn.LayerNorm(), nn.Dense(2)]))
 
 
-@listed(model_state=True, is_mean=False)
+@listed(model_state=True)
 def linen_batch_norm() -> Loss:
     model = nn.Sequential(
         [nn.Dense(4), nn.BatchNorm(False, momentum=0.9, epsilon=0.1), nn.Dense(1)]
@@ -92,116 +71,3 @@ def nnx_rnn() -> Loss:
         return nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
 
     return Loss(square_error(apply), params, sequences())
-
-
-@listed(model_state=True, is_mean=False)
-def nnx_batch_norm() -> Loss:
-    norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=nnx.Rngs(0))
-    graph, params, statistics = nnx.split(norm, nnx.Param, nnx.BatchStat)
-
-    def loss(params: Any, statistics: Any, batch: Any) -> Any:
-        # Variables belong to the trace in which they were made.
-        norm = nnx.merge(graph, params, jax.tree.map(lambda x: x, statistics))
-        value = jnp.mean(jnp.tanh(norm(batch)) ** 2)
-        return value, nnx.state(norm, nnx.BatchStat)
-
-    return Loss(third_party(loss), params, draw(ROWS, WIDTH), statistics)
-
-
-@listed()
-def haiku_lstm() -> Loss:
-    def unrolled(x: jax.Array) -> jax.Array:
-        core = hk.LSTM(4)
-        return hk.dynamic_unroll(core, x, core.initial_state(len(x)), time_major=False)[0]
-
-    model = hk.without_apply_rng(hk.transform(unrolled))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        params = model.init(jax.random.key(0), sequences()[0])
-    return Loss(square_error(model.apply), params, sequences())
-
-
-def of_equinox(module: Any, apply: Callable[[Any, jax.Array], jax.Array]) -> Loss:
-    params, rest = eqx.partition(module, eqx.is_inexact_array)
-    return Loss(
-        square_error(lambda params, x: jax.vmap(lambda x: apply(eqx.combine(params, rest), x))(x)),
-        params,
-        sequences(),
-    )
-
-
-@listed()
-def equinox_gru() -> Loss:
-    def apply(cell: Any, x: jax.Array) -> jax.Array:
-        return lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(4), x)[1]
-
-    return of_equinox(eqx.nn.GRUCell(WIDTH, 4, key=jax.random.key(0)), apply)
-
-
-@listed()
-def equinox_lstm() -> Loss:
-    def apply(cell: Any, x: jax.Array) -> jax.Array:
-        def body(carry: Any, x: jax.Array) -> Any:
-            new = cell(x, carry)
-            return new, new[0]
-
-        return lax.scan(body, (jnp.zeros(4), jnp.zeros(4)), x)[1]
-
-    return of_equinox(eqx.nn.LSTMCell(WIDTH, 4, key=jax.random.key(0)), apply)
-
-
-@listed()
-def equinox_attention() -> Loss:
-    attention = eqx.nn.MultiheadAttention(1, WIDTH, key=jax.random.key(0))
-    return of_equinox(attention, lambda attention, x: attention(x, x, x))
-
-
-@listed()
-def equinox_convolution() -> Loss:
-    layer = eqx.nn.Conv1d(WIDTH, 4, 3, padding=1, key=jax.random.key(0))
-    return of_equinox(layer, lambda layer, x: jnp.tanh(layer(x.T).T))
-
-
-@listed(model_state=True, is_mean=False)
-def equinox_batch_norm() -> Loss:
-    # It averages over an axis of `jax.vmap`.
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(WIDTH, "rows", mode="batch")
-    params, rest = eqx.partition(norm, eqx.is_inexact_array)
-
-    def loss(params: Any, state: Any, batch: jax.Array) -> Any:
-        norm = jax.vmap(eqx.combine(params, rest), (0, None), (0, None), axis_name="rows")
-        out, state = norm(batch, state)
-        return jnp.mean(jnp.tanh(out) ** 2), state
-
-    return Loss(third_party(loss), params, draw(ROWS, WIDTH), state)
-
-
-@listed()
-def ctc() -> Loss:
-    targets = labels(ROWS, 2, classes=CLASSES - 1) + 1
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, targets = batch
-        logits, none = x @ params, jnp.zeros(x.shape[:2])
-        losses = optax.ctc_loss(logits, none, targets, jnp.zeros(targets.shape))
-        return jnp.mean(losses)
-
-    return Loss(third_party(loss), draw(WIDTH, CLASSES), (sequences()[0], targets))
-
-
-@listed()
-def integer_labels() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        logits = batch["x"] @ params["w"]
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
-
-    batch = {"x": draw(ROWS, WIDTH), "y": labels(ROWS)}
-    return Loss(loss, {"w": draw(WIDTH, CLASSES), "unused": jnp.ones(2)}, batch)
-
-
-@listed()
-def hinge() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, y = batch
-        return jnp.mean(optax.hinge_loss(x @ params, y))
-
-    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), jnp.sign(draw(ROWS, seed=2))))

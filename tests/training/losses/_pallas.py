@@ -1,7 +1,6 @@
 """Attention of JAX, and kernels in a loss."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -13,50 +12,31 @@ from jax.experimental.pallas.ops.tpu import flash_attention as tpu_attention
 
 from tests.training.losses._table import (
     ROWS,
+    TIME,
     WIDTH,
     Loss,
     draw,
     listed,
-    sequences,
     third_party,
 )
 
 
-def by_heads(params: Any, x: jax.Array, width: int = 4) -> tuple[jax.Array, ...]:
-    """Queries, keys and values of 2 heads, [rows, time, heads, width]."""
-    split = jnp.reshape(x @ params, (*x.shape[:2], 3, 2, width))
-    return split[:, :, 0], split[:, :, 1], split[:, :, 2]
-
-
-@listed()
-def dot_product_attention() -> Loss:
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.mean(jax.nn.dot_product_attention(*by_heads(params, x), is_causal=True) ** 2)
-
-    return Loss(third_party(loss), draw(WIDTH, 24), sequences()[0])
-
-
 def of_attention(
-    attention: Callable[..., jax.Array], time: int, width: int, heads_first: bool
+    attention: Callable[..., jax.Array], time: int, width: int, heads_first: bool = False
 ) -> Loss:
+    """Attention of two heads; queries, keys and values are [rows, time, heads, width]."""
+
     def loss(params: Any, x: jax.Array) -> jax.Array:
-        parts = by_heads(params, x, width)
-        if heads_first:
-            parts = tuple(jnp.swapaxes(part, 1, 2) for part in parts)
-        return jnp.mean(attention(*parts) ** 2)
+        parts = jnp.reshape(x @ params, (*x.shape[:2], 3, 2, width))
+        parts = jnp.moveaxis(parts, 2, 0)
+        return jnp.mean(attention(*(jnp.swapaxes(parts, 2, 3) if heads_first else parts)) ** 2)
 
     return Loss(third_party(loss), 0.1 * draw(WIDTH, 6 * width), draw(ROWS, time, WIDTH))
 
 
 @listed()
-def pallas_attention_of_gpu() -> Loss:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        from jax.experimental.pallas.ops.gpu import attention as module  # It names its successor.
-
-    attention = functools.partial(
-        module.mha, segment_ids=None, causal=True, interpret=True, num_stages=1
-    )
-    return of_attention(attention, 16, 16, heads_first=False)
+def dot_product_attention() -> Loss:
+    return of_attention(functools.partial(jax.nn.dot_product_attention, is_causal=True), TIME, 4)
 
 
 def interpreted() -> Any:

@@ -34,7 +34,7 @@ def differential_equation() -> Loss:
     return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(is_mean=False)
+@listed()
 def custom_vjp() -> Loss:
     @jax.custom_vjp
     def clipped(x: jax.Array) -> jax.Array:
@@ -46,28 +46,12 @@ def custom_vjp() -> Loss:
 
 
 @listed()
-def custom_jvp() -> Loss:
-    @jax.custom_jvp
-    def softplus(x: jax.Array) -> jax.Array:
-        return jnp.logaddexp(x, jnp.zeros_like(x))
-
-    softplus.defjvps(lambda slope, out, x: slope * (1 - jnp.exp(-out)))
-    return Loss(lambda w, x: jnp.mean(softplus(x @ w)), draw(WIDTH), draw(ROWS, WIDTH))
-
-
-@listed()
 def checkpointed_layers() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
         return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
 
     return Loss(loss, draw(3, WIDTH, WIDTH), draw(ROWS, WIDTH))
-
-
-@listed()
-def map_of_rows() -> Loss:
-    loss = lambda w, x: jnp.mean(lax.map(lambda row: jnp.tanh(row @ w) ** 2, x))  # noqa: E731
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
 @listed()
@@ -89,7 +73,7 @@ def fori_loop() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(is_mean=False)
+@listed()
 def loop_without_a_gradient() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         # The largest eigenvalue by iterations whose number depends on the data.
@@ -115,7 +99,7 @@ def constant_carry() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(is_mean=False)
+@listed()
 def constant_branch() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         each = lambda row: jnp.sum(params * row)  # noqa: E731
@@ -134,7 +118,7 @@ def fourier() -> Loss:
     return Loss(third_party(loss), draw(5), draw(ROWS, 8))
 
 
-@listed(is_mean=False)
+@listed()
 def sorting() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         score = x @ params
@@ -156,7 +140,7 @@ def host_callback() -> Loss:
     return Loss(lambda w, x: jnp.mean(sine(x @ w) ** 2), draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(is_mean=False)
+@listed()
 def segments() -> Loss:
     def loss(params: Any, batch: Any) -> jax.Array:
         x, group = batch
@@ -190,16 +174,6 @@ def meta_learning() -> Loss:
 
 
 @listed()
-def gradient_penalty() -> Loss:
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        critic = lambda x: jnp.sum(jnp.tanh(x @ params))  # noqa: E731
-        slopes = jax.vmap(jax.grad(critic))(x)
-        return jnp.mean((jnp.linalg.norm(slopes, axis=1) - 1) ** 2)
-
-    return Loss(loss, draw(WIDTH, 4), draw(ROWS, WIDTH))
-
-
-@listed(is_mean=False)
 def hessian_penalty() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         inner = lambda w: jnp.mean(jnp.tanh(x @ w))  # noqa: E731
@@ -208,20 +182,9 @@ def hessian_penalty() -> Loss:
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(key=True, is_mean=False)
-def dropout() -> Loss:
-    def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
-        first, second = jax.random.split(key)
-        kept = jax.random.bernoulli(first, 0.5, x.shape)
-        out = jnp.where(kept, 2 * x, 0) @ params
-        return jnp.mean(out**2 + jax.random.normal(second, out.shape))
-
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
-
-
-@listed(key=True, model_state=True, is_mean=False)
+@listed(key=True, model_state=True)
 def dropout_in_a_scan() -> Loss:
-    def loss(params: Any, statistics: Any, x: jax.Array, key: jax.Array) -> Any:
+    def loss(params: Any, statistics: Any, x: jax.Array, key: jax.Array, *, shared: Any) -> Any:
         def body(carry: Any, w: jax.Array) -> Any:
             x, key = carry
             key, own = jax.random.split(key)
@@ -229,29 +192,13 @@ def dropout_in_a_scan() -> Loss:
             return (x, key), jnp.mean(x)
 
         (x, _), means = lax.scan(body, (x, key), params)
-        return jnp.mean(x**2), 0.9 * statistics + 0.1 * means
+        return jnp.mean(x**2), shared * statistics + (1 - shared) * means
 
     params, batch = draw(2, WIDTH, WIDTH), draw(ROWS, WIDTH)
-    return Loss(loss, params, batch, model_state=jnp.zeros(2))
+    return Loss(loss, params, batch, model_state=jnp.zeros(2), shared=0.9)
 
 
 @listed()
-def chunked_cross_entropy() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, y = batch
-
-        def chunk(total: jax.Array, rows: Any) -> Any:
-            logits = rows[0] @ params
-            each = optax.softmax_cross_entropy_with_integer_labels(logits, rows[1])
-            return total + jnp.sum(each), None
-
-        chunks = jax.tree.map(lambda a: jnp.reshape(a, (-1, 2, *a.shape[1:])), (x, y))
-        return lax.scan(jax.checkpoint(chunk), jnp.zeros(()), chunks)[0] / len(x)
-
-    return Loss(loss, draw(WIDTH, CLASSES), (draw(ROWS, WIDTH), labels(ROWS)))
-
-
-@listed(is_mean=False)
 def linear_algebra() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         matrix = params @ params.T + x.T @ x / len(x) + jnp.eye(WIDTH)
@@ -261,7 +208,7 @@ def linear_algebra() -> Loss:
     return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
-@listed(is_mean=False)
+@listed()
 def axis_of_its_own() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         # As equinox and haiku normalize over a batch: `jax.vmap` binds the axis.
@@ -299,3 +246,22 @@ def printing() -> Loss:
         return value
 
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
+
+
+@listed()
+def distillation() -> Loss:
+    """What all workers share: weights of classes, a teacher, and a coefficient."""
+
+    def loss(params: Any, batch: Any, *, shared: Any) -> jax.Array:
+        x, y = batch
+        logits, taught = x @ params, x @ shared["teacher"]
+        errors = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+        distance = jnp.mean((logits - taught) ** 2)
+        return jnp.mean(shared["weights"][y] * errors) + shared["coefficient"] * distance
+
+    shared = {
+        "teacher": draw(WIDTH, CLASSES, seed=3),
+        "weights": np.linspace(0.1, 5, CLASSES, dtype=np.float32),
+        "coefficient": 0.5,
+    }
+    return Loss(loss, draw(WIDTH, CLASSES), (draw(ROWS, WIDTH), labels(ROWS)), shared=shared)

@@ -15,7 +15,7 @@ class Loss(NamedTuple):
     """A loss `(params, batch) -> value`, and what it is called with in addition.
 
     With `model_state` it is `(params, model_state, batch) -> (value, model_state)`. With `key`, it
-    takes a key as its last argument. `is_mean` tells whether it is a mean over the rows of `batch`.
+    takes a key as its last argument, and with `shared` an argument of that name.
     """
 
     call: Callable[..., Any]
@@ -23,7 +23,7 @@ class Loss(NamedTuple):
     batch: Any
     model_state: Any = None
     key: bool = False
-    is_mean: bool = True
+    shared: Any = None
 
 
 LOSSES: dict[str, Callable[[], Loss]] = {}
@@ -31,14 +31,14 @@ WITH_STATE: set[str] = set()
 WITH_KEY: set[str] = set()
 
 
-def listed(*, key: bool = False, model_state: bool = False, is_mean: bool = True) -> Any:
+def listed(*, key: bool = False, model_state: bool = False) -> Any:
     """Adds a loss to the table: whoever reads the names builds no model."""
 
     def add(make: Callable[[], Loss]) -> Callable[[], Loss]:
         name = make.__name__
         WITH_KEY.update([name] if key else [])
         WITH_STATE.update([name] if model_state else [])
-        LOSSES[name] = functools.cache(lambda: make()._replace(key=key, is_mean=is_mean))
+        LOSSES[name] = functools.cache(lambda: make()._replace(key=key))
         return LOSSES[name]
 
     return add
