@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.wire._account import Account
@@ -64,10 +65,21 @@ def prepared(loss: Any, tx: Any, params: Any, where: Any, **options: Any) -> tup
     return make(loss, tx, where, donate=False, **options), jaxcomm.init(tx, params, where, **axis)
 
 
+def averaged(tx: Any, **extra: Any) -> Callable[[Any], Any]:
+    """An update that starts from `tx.init`."""
+    return lambda x: tx.update(x, tx.init(x), **extra)[0]
+
+
 def simulated(tx: Any, updates: Any, **extra: Any) -> Any:
-    """The results of one update that starts from `tx.init`, under `jax.vmap`."""
-    update = lambda x: tx.update(x, tx.init(x), **extra)[0]  # noqa: E731
-    return jax.vmap(update, axis_name="data")(updates)
+    """The results of one such update under `jax.vmap`."""
+    return jax.vmap(averaged(tx, **extra), axis_name="data")(updates)
+
+
+def over(mesh: Any, axes: Any, fn: Callable[[Any], Any], **options: Any) -> Any:
+    """The function of each worker's own updates, whose results are equal, under `jax.jit`."""
+    local = lambda rows: fn(jax.tree.map(lambda x: x[0], rows))  # noqa: E731
+    options = {"out_specs": P(), **options}
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(axes), **options))
 
 
 def refuse(message: str, call: Callable[[], Any]) -> None:
