@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.wire._account import Account
+from tests.laws import test_wire
 from tests.workers import Mode, abstract, aggregator, count, initial, mesh_of
 
 WORKERS = 4
@@ -55,7 +57,7 @@ def compiled(tx: Any, updates: Any, mode: Mode = "checked", weighted: bool = Fal
     updates = jax.tree.map(jnp.asarray, updates)
     run = aggregator(tx, count(updates), mode, weighted)
     given = updates, initial(tx, updates, mode), jnp.ones(count(updates))
-    return str(run.lower(*given).compile().as_text())
+    return test_wire.compiled(run, given)
 
 
 def prepared(loss: Any, tx: Any, params: Any, where: Any, **options: Any) -> tuple[Any, Any]:
@@ -80,6 +82,18 @@ def over(mesh: Any, axes: Any, fn: Callable[[Any], Any], **options: Any) -> Any:
     local = lambda rows: fn(jax.tree.map(lambda x: x[0], rows))  # noqa: E731
     options = {"out_specs": P(), **options}
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(axes), **options))
+
+
+def require_same(one: Any, other: Any) -> None:
+    """Checks that structures, shapes, dtypes and all bits are equal; of keys, their words."""
+
+    def words(x: Any) -> Any:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(x) if is_key else x
+
+    one, other = jax.tree.map(words, (one, other))
+    chex.assert_trees_all_equal_shapes_and_dtypes(one, other)
+    chex.assert_trees_all_equal(one, other)
 
 
 def refuse(message: str, call: Callable[[], Any]) -> None:

@@ -17,7 +17,7 @@ from jaxcomm.compression import compressed_memory
 from jaxcomm.compression.feedback import diana, error_feedback
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import nonzero, top_k
-from tests.aggregation.runs import prepared, refuse
+from tests.aggregation.runs import prepared, refuse, require_same
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -107,11 +107,6 @@ def unsharded(optimizer: Any) -> Any:
     return optax.chain(jaxcomm.mean(), optimizer)
 
 
-def require_equal(one: Any, other: Any) -> None:
-    chex.assert_trees_all_equal_shapes_and_dtypes(one, other)
-    chex.assert_trees_all_equal(one, other)
-
-
 @pytest.mark.parametrize("workers", [3, slow(8), slow(1), slow(2), slow(5)])
 @pytest.mark.parametrize("name", ["adamw", *(slow(name) for name in OPTIMIZERS if name != "adamw")])
 def test_equals_the_unsharded_method(name: str, workers: int) -> None:
@@ -125,7 +120,7 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
     expected, _ = trained(unsharded(OPTIMIZERS[name]()), mesh, batches)
     found, _ = trained(jaxcomm.sharded_server(OPTIMIZERS[name]()), mesh, batches)
     if workers in (1, 2, 8):
-        require_equal(found, expected)
+        require_same(found, expected)
     else:
         chex.assert_trees_all_close(found, expected, rtol=1e-6, atol=2.0**-22)
     assert any(np.any(np.asarray(x)) for x in jax.tree.leaves(found))
@@ -137,7 +132,7 @@ def test_explicit_axes_and_simulation_give_the_same_state() -> None:
     explicit = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
     (params, state), *others = (trained(tx, where, batches) for where in (mesh_of(3), explicit, 3))
     for found, after in others:
-        require_equal((found, after.inner), (params, state.inner))
+        require_same((found, after.inner), (params, state.inner))
 
 
 @pytest.mark.slow
@@ -145,7 +140,7 @@ def test_16_bit_leaves_travel_in_16_bits() -> None:
     """They are rounded once, as `mean` rounds them."""
     batches, tx = gradients_of(3, jnp.bfloat16), jaxcomm.sharded_server(optax.sgd(0.125))
     expected, _ = trained(unsharded(optax.sgd(0.125)), mesh_of(3), batches, jnp.bfloat16)
-    require_equal(trained(tx, mesh_of(3), batches, jnp.bfloat16)[0], expected)
+    require_same(trained(tx, mesh_of(3), batches, jnp.bfloat16)[0], expected)
     assert sent_bytes(tx, jnp.bfloat16) == 2 * 2 * (2 * SLICES + 4)
 
 
@@ -253,7 +248,7 @@ def test_an_update_that_overflows_changes_no_state() -> None:
     step, _ = prepared(no_loss, tx, params, 3, gradients=given)
     after, kept, _ = step(params, state, second)
     assert all(np.isnan(x).all() for x in jax.tree.leaves(after))
-    require_equal(kept._replace(step=state.step), state)
+    require_same(kept._replace(step=state.step), state)
     assert kept.step == state.step + 1
 
 
@@ -283,12 +278,12 @@ def test_several_axes_and_inner_devices() -> None:
 
     for over, workers in ((axes, 4), (axes[::-1], 4), ("dcn", 2)):
         found, state = trained(server(over), mesh, batches, axis_name=over)
-        require_equal(found, expected)
+        require_same(found, expected)
         (moment,) = state.inner[0].mu["kernel"].per_worker.values()
         assert moment.shape[0] == workers and moment.size == 40
     in_stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), server("dcn"))
     for tx, where in ((server(axes), {"dcn": 2, "ici": 2}), (in_stages, mesh)):
-        require_equal(trained(tx, where, batches, axis_name=axes)[0], expected)
+        require_same(trained(tx, where, batches, axis_name=axes)[0], expected)
     first = jaxcomm.hierarchical(server("ici"), jaxcomm.mean("dcn"))
     message = "it must be the last stage of `hierarchical`"
     refuse(message, lambda: trained(first, mesh, batches, axis_name=axes))
@@ -304,7 +299,7 @@ def test_inside_of_wrappers() -> None:
         lambda tx: optax.partition({"sharded": tx, "whole": whole}, of_leaves),
     ):
         expected, found = (trained(wrap(tx), 2, gradients_of(2))[0] for tx in (whole, sharded))
-        require_equal(found, expected)
+        require_same(found, expected)
 
 
 def test_extra_arguments_reach_the_optimizer() -> None:
@@ -388,6 +383,6 @@ def test_trees_without_coordinates_send_nothing(codec: Any) -> None:
     for params in ({}, {"a": jnp.zeros((0, 3)), "b": jnp.zeros((5, 0))}):
         step, state = prepared(lambda p, b: jnp.mean(b), tx, params, mesh_of(2), metrics="own")
         after, new, _ = step(params, state, jnp.ones(2))
-        require_equal(after, params)
+        require_same(after, params)
         assert new.step == 1 and new.inner[0].count == 1
         assert not jaxcomm.wire.account(step, params, state, jnp.ones(2)).bytes_per_worker
