@@ -36,13 +36,15 @@ def results_of(tx: Any, updates: Any) -> list[Any]:
 def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     updates = given()
     tx = jaxcomm.delayed(jaxcomm.mean(), staleness)
-    for step, (results, state) in enumerate(steps(tx, updates, mode)):  # noqa: B007
+    found = [*steps(tx, updates, mode)]
+    for step, (results, _) in enumerate(found):
         earlier = jax.tree.map(lambda x: 0 * x, updates[0])
         earlier = updates[step - staleness] if step >= staleness else earlier
         for name, x in earlier.items():
             mean = x.astype(np.float32).mean(axis=0).astype(x.dtype)
             assert results[name].dtype == x.dtype
             np.testing.assert_array_equal(results[name], np.broadcast_to(mean, x.shape))
+    state = found[-1][1]
     assert state.own.per_worker["data"]["mean"]["wide"].shape == (WORKERS, staleness, 3, 2)
     assert state.oldest == STEPS % staleness
 

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jaxcomm
+from tests.aggregation.runs import over
+from tests.workers import mesh_of
 
 N = 4
 
@@ -40,18 +41,6 @@ def test_each_and_all() -> None:
 
 
 def test_it_sends_a_bit_a_row() -> None:
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    part = jax.sharding.PartitionSpec
-    density = jax.shard_map(
-        lambda x: jaxcomm.gradient_density(x, axis_name="data"),
-        mesh=mesh,
-        in_specs=part("data"),
-        out_specs=part(),
-    )
-    sent = jaxcomm.wire.account(density, jnp.zeros((8 * 2560, 16)))
+    density = over(mesh_of(8), "data", lambda x: jaxcomm.gradient_density(x, axis_name="data"))
+    sent = jaxcomm.wire.account(density, jnp.zeros((8, 2560, 16)))
     assert sent.bytes_per_worker == 2 * 7 / 8 * 2560 / 8
-
-
-def test_a_mistake() -> None:
-    with pytest.raises(ValueError, match="`granularity` must be one of"):
-        jaxcomm.gradient_density(jnp.zeros(3), granularity="column")

@@ -151,7 +151,7 @@ def test_no_more_than_so_many_steps_in_a_row(
         if np.isnan(w):  # What follows depends on how the loss uses the parameters.
             break
         found = metrics["diagnostics/consecutive_errors"]
-        assert state.consecutive_errors == found == alone.notfinite_count
+        assert int(state.consecutive_errors) == int(found) == int(alone.notfinite_count)
     assert np.isnan(w) == (most is not None)
 
 
