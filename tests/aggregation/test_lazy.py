@@ -166,36 +166,6 @@ def test_the_aggregate_is_the_mean_of_the_last_uploads_exactly() -> None:
         np.testing.assert_array_equal(uploads, np.tile(aggregate, (workers, 1)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("combine", ["sum", None])
-def test_of_other_numbers_it_is_so_to_rounding(combine: Any) -> None:
-    """Each mean of innovations is rounded once, so that errors add up as those of a random walk."""
-    codec = blockwise(dither(bits=8), 2).replace(combine=combine)
-    tx, many = jaxcomm.lazy(codec, threshold=0.01, memory=2), 3000
-    run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
-
-    @jax.jit
-    def go(state: Any) -> Any:
-        def step(state: Any, key: jax.Array) -> Any:
-            return run(1 + jax.random.normal(key, (WORKERS, SIZE)), state, ones)[1], None
-
-        return jax.lax.scan(step, state, jax.random.split(jax.random.key(0), many))[0]
-
-    uploads, aggregate = held_by(go(initial(tx, jnp.zeros((WORKERS, SIZE)), "vmap")))
-    np.testing.assert_allclose(uploads.mean(axis=0), aggregate, rtol=0, atol=many**0.5 * 2e-7)
-    assert np.abs(uploads).max() > 1
-
-
-def test_with_a_threshold_of_0_it_is_the_mean() -> None:
-    given = normal(5)
-    given = np.concatenate([given, given[-1:]])  # Also without a change.
-    tx = jaxcomm.lazy(threshold=0.0, diagnostics=True)
-    for (results, state), updates in zip(steps(tx, given), given, strict=True):
-        mean = np.tile(updates.mean(axis=0), (WORKERS, 1))
-        np.testing.assert_allclose(results, mean, rtol=0, atol=1e-6)
-        assert state.diagnostics["uploads"] == 1
-
-
 @pytest.mark.parametrize("combine", [slow("sum"), None])
 def test_with_a_threshold_of_0_it_is_ef21(combine: Any) -> None:
     """Whose workers send the difference to their estimate in each step."""

@@ -10,9 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm import _noise
 from jaxcomm.aggregation import zeroth_order_gradient
-from jaxcomm.aggregation._zeroth_order import Directions
 from tests.aggregation.runs import prepared, refuse
 from tests.workers import aggregate, mesh_of
 
@@ -168,16 +166,6 @@ def test_directions_are_not_stored() -> None:
     mapped = jax.vmap(gradient, in_axes=None, axis_name="data", axis_size=1, out_axes=None)
     memory = jax.jit(mapped).lower(params).compile().memory_analysis()
     assert memory.temp_size_in_bytes <= 4 * params.nbytes
-
-
-@pytest.mark.slow
-def test_normal_numbers_are_normal() -> None:
-    step, key = jnp.zeros((), jnp.uint32), jax.random.key(0, impl="threefry2x32")
-    drawn = Directions(jnp.zeros(10_000), _noise.require_key(key), step, 100, "gaussian")
-    sample = np.asarray(jax.jit(lambda: drawn.each(lambda u: u))(), np.float64)
-    moments = [(sample**power).mean() for power in range(1, 5)]
-    np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.02)
-    assert np.abs(np.corrcoef(sample) - np.eye(100)).max() < 0.06
 
 
 ZEROTH = jaxcomm.zeroth_order()
