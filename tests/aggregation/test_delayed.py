@@ -27,10 +27,6 @@ def given(steps: int = STEPS) -> list[Any]:
     return [{"wide": x, "narrow": y} for x, y in zip(wide, narrow, strict=True)]
 
 
-def results_of(tx: Any, updates: Any) -> list[Any]:
-    return [results for results, _ in steps(tx, updates)]
-
-
 @pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 @pytest.mark.parametrize("staleness", [slow(1), 3])
 def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
@@ -47,12 +43,6 @@ def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     state = found[-1][1]
     assert state.own.per_worker["data"]["mean"]["wide"].shape == (WORKERS, staleness, 3, 2)
     assert state.oldest == STEPS % staleness
-
-
-def test_two_delays_add_up() -> None:
-    twice = jaxcomm.delayed(jaxcomm.delayed(jaxcomm.mean(), 2), 1)
-    once = jaxcomm.delayed(jaxcomm.mean(), 3)
-    chex.assert_trees_all_equal(results_of(twice, given()), results_of(once, given()))
 
 
 def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:

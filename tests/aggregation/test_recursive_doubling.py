@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.aggregation._ring import _rounds
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.runs import refuse, sent, steps
 from tests.aggregation.test_memory import remainders
@@ -28,13 +27,6 @@ def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None
     given = sparse_rows(workers, 2)
     results = aggregate(jaxcomm.sparcml(density=2 / ROWS), given)
     np.testing.assert_allclose(results, np.tile(given.mean(axis=0), (workers, 1, 1)), rtol=1e-6)
-
-
-def test_rounds_of_workers_beyond_a_power_of_two() -> None:
-    assert _rounds(1) == ([], 1)
-    assert _rounds(8) == ([(1, 1), (2, 2), (4, 4)], 8)
-    assert _rounds(7) == ([(4, 1), (1, 2), (2, 4)], 4)
-    assert _rounds(3) == ([(2, 1), (1, 2)], 2)
 
 
 @pytest.mark.slow

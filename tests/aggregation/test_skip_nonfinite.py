@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,36 +81,6 @@ def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
     assert not np.any(result) and after.diagnostics["skipped_steps"] == after.skipped_steps == 1
     require_same(after.inner, state.inner)
     np.testing.assert_allclose(later, -1.5 * sparse)
-
-
-@pytest.mark.slow
-@WHERE
-def test_training_goes_on(where: Any) -> None:
-    """As of the other steps alone, without another program."""
-    traced = []
-
-    def loss(params: Any, batch: jax.Array) -> jax.Array:
-        traced.append(1)
-        return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
-
-    inner = optax.chain(jaxcomm.global_qsgd(), optax.rmsprop(0.1))
-    start = {"w": jnp.linspace(-1, 1, 5), "b": jnp.float32(0.5)}
-    batches = np.random.default_rng(0).normal(size=(6, 8, 5)).astype(np.float32)
-    batches[::3, 5, 2] = np.nan
-
-    def trained(tx: Any, batches: Any) -> Any:
-        step, state = prepared(loss, tx, start, where)
-        params = start
-        for number, batch in enumerate(batches):
-            if number == 2:
-                traced.clear()
-            params, state, _ = step(params, state, batch)
-        return params, state
-
-    params, state = trained(jaxcomm.skip_nonfinite(inner), batches)
-    assert not traced and state.skipped_steps == 2 and state.inner[0].step == 4
-    expected, _ = trained(inner, batches[np.arange(6) % 3 > 0])
-    chex.assert_trees_all_close(params, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_around_and_within_accumulate() -> None:
