@@ -12,7 +12,7 @@ import jaxcomm
 from jaxcomm import synchronization
 from tests.aggregation.runs import WHERE, WORKERS, compiled, last, prepared, refuse, sent, steps
 from tests.slow import slow
-from tests.workers import MODE_ROWS, Mode, flat, gradients, mesh_of, of_one_worker
+from tests.workers import MODE_ROWS, Mode, flat, gradients, mesh_of
 
 CHAIN = optax.chain(jaxcomm.mean(), optax.sgd(0.5, momentum=0.9))
 SGD = jaxcomm.accumulate(CHAIN, 3)
@@ -43,15 +43,6 @@ def test_nothing_is_sent_outside_of_the_last_mini_step(mode: Mode) -> None:
     assert account.bytes_per_worker == alone.bytes_per_worker
     _, entry = compiled(QUANTIZED, updates, mode).split("ENTRY")
     assert " conditional(" in entry and " all-reduce(" not in entry
-
-
-def test_a_simulated_step_sends_within_the_condition_but_for_the_loss() -> None:
-    loss = lambda p, b: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)) * jnp.mean(b)  # noqa: E731
-    params = of_one_worker(gradients(1))
-    step, state = prepared(loss, QUANTIZED, params, 8)
-    account = jaxcomm.wire.account(step, params, state, jnp.ones(8))
-    (outside,) = [c for c in account.collectives if not c.path]
-    assert outside.shape == () and outside.dtype == np.float32
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)

@@ -11,15 +11,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxcomm
-from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import shifted_exponential
-from tests.aggregation.runs import prepared, refuse, simulated, steps
+from tests.aggregation.runs import refuse, simulated, steps
 from tests.cases import WEIGHTED, Case
 from tests.slow import slow
-from tests.workers import aggregator, draws, flat, gradients, initial, mesh_of, meshes_of
+from tests.workers import aggregator, draws, flat, gradients, initial, mesh_of
 
 TIMES = shifted_exponential(1.0).sample
 WORKERS, BACKUPS = 6, 2
@@ -150,23 +148,6 @@ def test_around_any_row_it_is_the_row_with_weights(case: Case) -> None:
     expected, _ = plain(updates, initial(inner, updates, "checked"), counts)
     found, _ = aggregator(tx, WORKERS, "checked")(updates, initial(tx, updates, "checked"), ones)
     np.testing.assert_array_equal(flat(found), flat(expected))
-
-
-@pytest.mark.slow
-def test_with_a_clock_on_meshes_of_both_kinds() -> None:
-    """The times of all workers are an extra argument of the step, as of a clock outside of it."""
-    tx = optax.chain(spared(jaxcomm.all_reduce_mean(blockwise(dither(bits=8), 4))), optax.sgd(1.0))
-    batch = np.random.default_rng(0).normal(size=(WORKERS, 8)).astype(np.float32)
-    found = []
-    for where in (WORKERS, *meshes_of(WORKERS)):
-        params = jnp.zeros(8)
-        step, state = prepared(lambda w, x: jnp.sum(x[0] * w), tx, params, where)
-        for times in (jnp.arange(6.0), jnp.arange(6.0)[::-1]):
-            params, state, _ = step(params, state, batch, finish_times=times)
-        found.append(np.asarray(params))
-    exact = -(batch[:4].mean(axis=0) + batch[2:].mean(axis=0))
-    np.testing.assert_allclose(found[0], exact, atol=0.6)
-    np.testing.assert_allclose(found, [found[0]] * 3, rtol=0, atol=1e-6)
 
 
 def test_without_backups_it_is_the_aggregator() -> None:

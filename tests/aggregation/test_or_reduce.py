@@ -104,17 +104,6 @@ def test_bytes(workers: int, shape: tuple[int, ...], dtype: str, sent: int) -> N
     assert {str(c.dtype) for c in counted.collectives} <= {dtype}
 
 
-def test_masks_are_packed_as_the_error_says() -> None:
-    masks = np.random.default_rng(0).random((3, 4, 5)) < 0.3
-
-    def joined(mask: jax.Array) -> jax.Array:
-        words = jaxcomm.or_reduce(jnp.packbits(mask.ravel()))
-        return jnp.unpackbits(words, count=mask.size).reshape(mask.shape)
-
-    results = jax.vmap(joined, axis_name="data")(jnp.asarray(masks))
-    np.testing.assert_array_equal(results[0], masks.any(axis=0))
-
-
 @pytest.mark.parametrize("build", [on_mesh, under_vmap])
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
 def test_what_is_not_packed_is_an_error(dtype: str, build: Any) -> None:

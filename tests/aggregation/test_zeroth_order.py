@@ -195,7 +195,3 @@ def test_what_has_no_one_point_is_refused() -> None:
     step, state = prepared(total, ZEROTH, own, 2)
     message = "adds slopes of all workers at one point"
     refuse(message, lambda: step(own, state, jnp.ones(2)))
-    x = jnp.zeros(3)
-    step, state = prepared(lambda x, s, b: (jnp.sum(x), s), ZEROTH, x, 2, has_model_state=True)
-    message = "does not support `has_model_state=True`"
-    refuse(message, lambda: step(x, x, state, jnp.ones(2)))
