@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from jaxcomm import _axis, _collectives
+from jaxcomm import _axis, _collectives, local_value_and_grad
 from tests.aggregation.runs import refuse
 from tests.slow import slow
 from tests.workers import mesh_of
@@ -40,7 +40,7 @@ def test_arguments_of_a_loss_with_a_local_gradient() -> None:
         return rest["fn"](w * x) * scale[rest["name"]]
 
     def gradient(x: jax.Array) -> jax.Array:
-        local = jaxcomm.local_value_and_grad(loss)
+        local = local_value_and_grad(loss)
         return local(jnp.float32(1), x, {"two": 2}, name="two", fn=jnp.square, absent=None)[1]
 
     gradients = jax.vmap(gradient, axis_name="data")(jnp.arange(3.0))
@@ -48,7 +48,7 @@ def test_arguments_of_a_loss_with_a_local_gradient() -> None:
 
 
 def gradient(w: jax.Array, x: jax.Array) -> jax.Array:
-    own: jax.Array = jaxcomm.local_value_and_grad(loss)(w, x)[1]
+    own: jax.Array = local_value_and_grad(loss)(w, x)[1]
     return own
 
 
@@ -72,7 +72,7 @@ def test_aux_comes_along() -> None:
         return loss(w, x), jnp.sum(x)
 
     def both(w: jax.Array, x: jax.Array) -> jax.Array:
-        (_, aux), _ = jaxcomm.local_value_and_grad(with_aux, has_aux=True)(w, x)
+        (_, aux), _ = local_value_and_grad(with_aux, has_aux=True)(w, x)
         return lax.psum(aux, "data")
 
     assert on_mesh(both, W, X) == X.sum()
@@ -82,7 +82,7 @@ def test_over_one_of_two_axes_gradients_are_summed_over_the_other() -> None:
     mesh = jax.make_mesh((2, 2), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
 
     def gradient(w: jax.Array, x: jax.Array) -> jax.Array:
-        _, g = jaxcomm.local_value_and_grad(loss, axis_name="dcn")(w, x)
+        _, g = local_value_and_grad(loss, axis_name="dcn")(w, x)
         return jaxcomm.mean("dcn").update(g, optax.EmptyState())[0]
 
     np.testing.assert_allclose(on_mesh(gradient, W, X, mesh=mesh), OWN.sum(axis=0) / 2)

@@ -11,7 +11,7 @@ import optax.contrib
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip
+from jaxcomm import global_qsgd, gossip
 from jaxcomm._require import require_clips_of_the_mean
 from jaxcomm.scheduling import wait_free
 from jaxcomm.synchronization import diloco, local_sgd
@@ -32,7 +32,7 @@ def loss_fn(w: Any, x: jax.Array) -> jax.Array:
 
 PER_WORKER: dict[str, Callable[[], Any]] = {
     "chain": lambda: optax.chain(CLIP, MEAN, SGD),
-    "masked": lambda: optax.chain(optax.masked(CLIP, True), jaxcomm.global_qsgd()),
+    "masked": lambda: optax.chain(optax.masked(CLIP, True), global_qsgd()),
     "injected": lambda: optax.chain(
         optax.inject_hyperparams(optax.clip_by_global_norm)(1.0), jaxcomm.top_k_sgd(ratio=0.5)
     ),
@@ -40,7 +40,7 @@ PER_WORKER: dict[str, Callable[[], Any]] = {
         CLIP, optax.inject_hyperparams(jaxcomm.mean, static_args=("axis_name",))("data")
     ),
     "partition": lambda: optax.chain(
-        optax.partition({"a": CLIP, "b": optax.identity()}, "a"), jaxcomm.global_qsgd()
+        optax.partition({"a": CLIP, "b": optax.identity()}, "a"), global_qsgd()
     ),
     "of one branch": lambda: optax.partition({"a": optax.chain(CLIP, MEAN)}, "a"),
     "accumulated": lambda: jaxcomm.accumulate(optax.chain(CLIP, MEAN, SGD), 2),
@@ -82,7 +82,7 @@ MEANT: dict[str, Callable[[], Any]] = {
     "linear": lambda: optax.chain(optax.scale(2.0), optax.add_decayed_weights(0.1), MEAN, SGD),
     "local": lambda: optax.chain(CLIP, SGD, local_sgd(2)),
     "aggregated local": lambda: optax.chain(CLIP, SGD, local_sgd(2, aggregator=MEAN)),
-    "diloco": lambda: diloco(optax.chain(CLIP, SGD), SGD, 2, aggregator=jaxcomm.global_qsgd()),
+    "diloco": lambda: diloco(optax.chain(CLIP, SGD), SGD, 2, aggregator=global_qsgd()),
     "gossip": lambda: optax.chain(CLIP, SGD, gossip.dpsgd(GRAPH)),
     "wait_free": lambda: optax.chain(wait_free(MEAN), CLIP, SGD),
     "branches": lambda: optax.partition({"a": optax.chain(MEAN, CLIP), "b": MEAN}, "a"),
@@ -143,7 +143,7 @@ def test_noise_before_an_aggregator_is_refused() -> None:
     noise = optax.add_noise(1.0, 0.0, key=0)
     for tx in (
         optax.chain(noise, MEAN, SGD),
-        optax.chain(optax.noisy_sgd(0.1, key=0), jaxcomm.global_qsgd()),
+        optax.chain(optax.noisy_sgd(0.1, key=0), global_qsgd()),
     ):
         refuse("the same noise on all workers", lambda tx=tx: require_clips_of_the_mean(tx))
     require_clips_of_the_mean(optax.chain(MEAN, optax.noisy_sgd(0.1, key=0)))

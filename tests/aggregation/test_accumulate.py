@@ -9,15 +9,15 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import synchronization
+from jaxcomm import accumulate, synchronization
 from tests.aggregation.runs import WHERE, WORKERS, compiled, last, prepared, refuse, sent, steps
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, flat, gradients, mesh_of
 
 CHAIN = optax.chain(jaxcomm.mean(), optax.sgd(0.5, momentum=0.9))
-SGD = jaxcomm.accumulate(CHAIN, 3)
-QUANTIZED = jaxcomm.accumulate(optax.chain(jaxcomm.global_qsgd(), optax.sgd(1.0)), 3)
-PAIRS = jaxcomm.accumulate(jaxcomm.mean(), 2)
+SGD = accumulate(CHAIN, 3)
+QUANTIZED = accumulate(optax.chain(jaxcomm.global_qsgd(), optax.sgd(1.0)), 3)
+PAIRS = accumulate(jaxcomm.mean(), 2)
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
@@ -74,7 +74,7 @@ def test_huge_gradients_do_not_overflow() -> None:
 
 
 def test_half_precision_is_added_in_float32() -> None:
-    tx = jaxcomm.accumulate(jaxcomm.mean(), 256)
+    tx = accumulate(jaxcomm.mean(), 256)
 
     def run(x: jax.Array) -> tuple[jax.Array, Any]:
         body = lambda state, _: tx.update(x, state)[::-1]  # noqa: E731
@@ -99,7 +99,7 @@ def test_the_last_window_is_flushed_with_its_weights(where: Any) -> None:
         gradient, weight = batch
         return jnp.float32(0), gradient[0], weight[0]
 
-    tx, w = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 3), jnp.zeros(2)
+    tx, w = accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 3), jnp.zeros(2)
     given = np.random.default_rng(0).normal(size=(5, WORKERS, 2)).astype(np.float32)
     weights = np.float32([[1, 0, 2, 0], [3, 1, 0, 0], [0, 0, 0, 1], [0, 2, 1, 0], [1, 1, 0, 4]])
     step, start = prepared(lambda w, x: 0.0, tx, w, where, gradients=given_gradients)
@@ -127,7 +127,7 @@ def test_the_last_window_is_flushed_with_its_weights(where: Any) -> None:
 
 @WHERE
 def test_a_scan_flushes_at_its_end(where: Any) -> None:
-    tx = jaxcomm.accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 4)
+    tx = accumulate(optax.chain(jaxcomm.mean(), optax.sgd(1.0)), 4)
     w = jnp.float32(0)
     step, state = prepared(lambda w, x: w * jnp.mean(x), tx, w, where)
 
@@ -141,12 +141,12 @@ def test_a_scan_flushes_at_its_end(where: Any) -> None:
 
 
 def test_one_is_the_transformation_itself() -> None:
-    assert jaxcomm.accumulate(CHAIN, 1) is optax.with_extra_args_support(CHAIN)
+    assert accumulate(CHAIN, 1) is optax.with_extra_args_support(CHAIN)
 
 
 def test_means_of_means_and_windows_within_local_steps_are_refused() -> None:
     refuse("summed already", lambda: sent(optax.chain(jaxcomm.mean(), SGD), gradients(WORKERS)))
-    tx = synchronization.diloco(jaxcomm.accumulate(optax.sgd(0.1), 2), optax.sgd(0.7), 4)
+    tx = synchronization.diloco(accumulate(optax.sgd(0.1), 2), optax.sgd(0.7), 4)
     params, mesh = jaxcomm.replicate(jnp.zeros(3), mesh_of(2)), mesh_of(2)
     step, state = prepared(lambda w, x: jnp.mean((w[None] - x) ** 2), tx, params, mesh)
     message = r"place `jaxcomm.accumulate`.* around `diloco`"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import delayed
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.aggregation.runs import last, refuse, steps
@@ -16,7 +17,7 @@ from tests.slow import slow
 from tests.workers import Mode, of_one_worker
 
 WORKERS, STEPS = 4, 6
-LATE = jaxcomm.delayed(jaxcomm.mean())
+LATE = delayed(jaxcomm.mean())
 
 
 def given(steps: int = STEPS) -> list[Any]:
@@ -31,7 +32,7 @@ def given(steps: int = STEPS) -> list[Any]:
 @pytest.mark.parametrize("staleness", [slow(1), 3])
 def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     updates = given()
-    tx = jaxcomm.delayed(jaxcomm.mean(), staleness)
+    tx = delayed(jaxcomm.mean(), staleness)
     found = [*steps(tx, updates, mode)]
     for step, (results, _) in enumerate(found):
         earlier = jax.tree.map(lambda x: 0 * x, updates[0])
@@ -51,7 +52,7 @@ def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:
     # The inner aggregator runs for the zeros of the first two steps as well.
     zeros = jax.tree.map(lambda x: 0 * x, updates[:2])
     late, alone = (
-        [*steps(jaxcomm.delayed(inner, 2), updates)],
+        [*steps(delayed(inner, 2), updates)],
         [*steps(inner, zeros + updates[:-2])],
     )
     chex.assert_trees_all_equal([x for x, _ in late], [x for x, _ in alone])
@@ -76,7 +77,7 @@ def test_a_weight_goes_with_its_gradient() -> None:
 
 
 def test_a_nan_is_seen_in_its_own_step_and_changes_nothing() -> None:
-    tx = jaxcomm.delayed(jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), 2)
+    tx = delayed(jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), 2)
     updates = [each["wide"] for each in given(4)]
     spoiled = np.where(np.arange(WORKERS)[:, None, None] == 1, np.nan, updates[3])
     *_, (_, state), (results, after) = steps(tx, [*updates, spoiled])
@@ -107,13 +108,13 @@ def test_what_is_sent_does_not_depend_on_the_gradients_of_the_step() -> None:
 
 def test_without_delay_it_is_the_aggregator() -> None:
     tx = jaxcomm.mean()
-    assert jaxcomm.delayed(tx, 0) is tx
+    assert delayed(tx, 0) is tx
 
 
 def test_a_ring_takes_its_weighted_mean() -> None:
     """The mean of the gradients that are still to come is the same for other workers."""
     weights = np.array([[1, 2, 3, 0], [2, 2, 0, 1]], np.float32)
-    updates, tx = [each["wide"] for each in given(2)], jaxcomm.delayed(jaxcomm.mean(), 2)
+    updates, tx = [each["wide"] for each in given(2)], delayed(jaxcomm.mean(), 2)
     _, state = last(tx, updates, weights=weights)
     resized, _ = jaxcomm.resize_workers(tx, state, of_one_worker(updates[0]), 3)
     ring = resized.own.per_worker["data"]
@@ -134,9 +135,9 @@ def test_it_is_the_last_stage_of_a_hierarchy_only() -> None:
         over_dcn = jax.vmap(jax.vmap(steps, axis_name="ici"), axis_name="dcn")
         return over_dcn(jnp.arange(4.0).reshape(2, 2))
 
-    late = two_steps(jaxcomm.mean("ici"), jaxcomm.delayed(jaxcomm.mean("dcn")))
+    late = two_steps(jaxcomm.mean("ici"), delayed(jaxcomm.mean("dcn")))
     np.testing.assert_array_equal(late, np.full((2, 2), 1.5))
     refuse(
         "Only the last stage of `hierarchical` may keep memory",
-        lambda: two_steps(jaxcomm.delayed(jaxcomm.mean("ici")), jaxcomm.mean("dcn")),
+        lambda: two_steps(delayed(jaxcomm.mean("ici")), jaxcomm.mean("dcn")),
     )

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import Context, Diagnostics, Memory
+from jaxcomm import Context, Diagnostics, Memory, global_qsgd
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.runs import WHERE, compiled, last, prepared, sent, steps
 from tests.aggregation.test_memory import remainders
@@ -40,12 +40,12 @@ def test_against_numpy(mean: Any, mode: Mode) -> None:
 
 
 METHODS = {
-    "sum": (lambda **o: jaxcomm.global_qsgd(levels=4, **o), 4),
-    "15 by default": (jaxcomm.global_qsgd, 15),
-    "8 bits among 4 workers": (lambda **o: jaxcomm.global_qsgd(bits=8, **o), 31),
-    "leaf": (lambda **o: jaxcomm.global_qsgd(levels=4, scope="leaf", **o), 4),
-    "tree": (lambda **o: jaxcomm.global_qsgd(dithering="exponential", **o), None),
-    "two_stage": (lambda **o: jaxcomm.global_qsgd(bits=4, reduce="two_stage", **o), 7),
+    "sum": (lambda **o: global_qsgd(levels=4, **o), 4),
+    "15 by default": (global_qsgd, 15),
+    "8 bits among 4 workers": (lambda **o: global_qsgd(bits=8, **o), 31),
+    "leaf": (lambda **o: global_qsgd(levels=4, scope="leaf", **o), 4),
+    "tree": (lambda **o: global_qsgd(dithering="exponential", **o), None),
+    "two_stage": (lambda **o: global_qsgd(bits=4, reduce="two_stage", **o), 7),
     "8 bits alone": (jaxcomm.qsgd, 127),
     "sparse": (lambda **o: jaxcomm.sparse_global_qsgd(capacity=16, levels=2, **o), 2),
 }
@@ -128,8 +128,8 @@ def test_metrics(where: Any) -> None:
 
 @pytest.mark.slow
 def test_in_a_hierarchy_all_workers_count() -> None:
-    inner = jaxcomm.global_qsgd("ici", levels=4, diagnostics=True)
-    tx = jaxcomm.hierarchical(inner, jaxcomm.global_qsgd("dcn", diagnostics=True))
+    inner = global_qsgd("ici", levels=4, diagnostics=True)
+    tx = jaxcomm.hierarchical(inner, global_qsgd("dcn", diagnostics=True))
     sizes, axes, params = {"dcn": 2, "ici": 2}, ("dcn", "ici"), jnp.zeros(6)
     step, state = prepared(lambda w, x: jnp.sum(w * x[0]), tx, params, sizes, axis_name=axes)
     batch = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
+from jaxcomm import global_qsgd, hierarchical
 from tests.aggregation.runs import over, prepared, refuse
 from tests.aggregation.test_memory import remainders
 from tests.workers import MODE_ROWS, flat, gradients
@@ -19,7 +20,7 @@ MESH = jax.make_mesh((2, 4), AXES, axis_types=(AxisType.Auto,) * 2)
 SIZES = {"dcn": 2, "ici": 4}
 WHERE = pytest.mark.parametrize("where", [MESH, SIZES], ids=["mesh", "simulated"])
 MODES = pytest.mark.parametrize("mode", MODE_ROWS)
-MEANS = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
+MEANS = hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
 
 
 def program(tx: Any, mode: str, weighted: bool = False) -> Any:
@@ -77,13 +78,13 @@ def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
 @pytest.mark.parametrize(
     "stages",
     [
-        (jaxcomm.global_qsgd("ici"), jaxcomm.qsgd("dcn")),
-        (jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn")),
+        (global_qsgd("ici"), jaxcomm.qsgd("dcn")),
+        (jaxcomm.mean("ici"), global_qsgd("dcn")),
         (jaxcomm.qsgd("ici"), jaxcomm.mean("dcn")),
     ],
 )
 def test_modes_agree_and_err_little(stages: Any) -> None:
-    updates, tx = gradients(8), jaxcomm.hierarchical(*stages)
+    updates, tx = gradients(8), hierarchical(*stages)
     checked, unchecked, simulated = (
         run(tx, updates, mode) for mode in ("checked", "unchecked", "vmap")
     )
@@ -97,7 +98,7 @@ def test_modes_agree_and_err_little(stages: Any) -> None:
 def test_inner_stages_draw_apart_in_each_group() -> None:
     # Alike in both groups, so that equal draws would round equally.
     draw = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
-    tx = jaxcomm.global_qsgd("ici", levels=1)
+    tx = global_qsgd("ici", levels=1)
     one = lambda x: tx.update(x, tx.init(x), outer_axes=("dcn",))[0][None]  # noqa: E731
     seen = over(MESH, AXES, one, out_specs=PartitionSpec("dcn"))(np.tile(draw, (2, 1)))
     assert seen.shape == (2, 300) and np.mean(seen[0] != seen[1]) > 0.2
@@ -113,7 +114,7 @@ BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(16, 50)), jnp.float32)
 
 @WHERE
 def test_a_step_sends_float32_over_ici_and_int8_over_dcn(where: Any) -> None:
-    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn", bits=8))
+    tx = hierarchical(jaxcomm.mean("ici"), global_qsgd("dcn", bits=8))
     step, state = prepared(loss, tx, START, where, axis_name=AXES)
     sent = jaxcomm.wire.account(step, START, state, BATCH)
     assert sent.bytes_by_axis == {
@@ -141,7 +142,7 @@ def test_accumulated_and_skipped_over_both_axes(where: Any) -> None:
 def test_a_nan_in_one_group_is_seen_in_all(mode: str) -> None:
     updates = gradients(8)
     updates["scale"] = updates["scale"].at[5].set(jnp.nan)
-    tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))
+    tx = hierarchical(jaxcomm.mean("ici"), global_qsgd("dcn"))
     assert np.isnan(run(tx, updates, mode)).all()
 
 
@@ -151,7 +152,7 @@ def with_memory(axis: str) -> Any:
 
 @WHERE
 def test_memory_of_the_outermost_stage_differs_over_its_axis_only(where: Any) -> None:
-    tx, params = jaxcomm.hierarchical(jaxcomm.mean("ici"), with_memory("dcn")), jnp.zeros(3)
+    tx, params = hierarchical(jaxcomm.mean("ici"), with_memory("dcn")), jnp.zeros(3)
     gradient = lambda p, b: jnp.sum(p * jnp.mean(b, axis=0))  # noqa: E731
     step, state = prepared(gradient, tx, params, where, axis_name=AXES)
     rows = np.arange(24.0).reshape(8, 3) / 10
@@ -162,11 +163,11 @@ def test_memory_of_the_outermost_stage_differs_over_its_axis_only(where: Any) ->
 
 @pytest.mark.parametrize("mode", ["checked", "vmap"])
 def test_memory_of_an_inner_stage_is_refused(mode: str) -> None:
-    tx = jaxcomm.hierarchical(with_memory("ici"), jaxcomm.mean("dcn"))
+    tx = hierarchical(with_memory("ici"), jaxcomm.mean("dcn"))
     message = r"'ici' keeps memory, .* differ over \['dcn'\]"
     refuse(message, lambda: run(tx, gradients(8), mode))
 
 
 def test_an_axis_in_two_stages_is_refused() -> None:
     stages = jaxcomm.mean("ici"), jaxcomm.qsgd(("ici", "dcn"))
-    refuse(r"other axes, got \['ici', 'ici', 'dcn'\]", lambda: jaxcomm.hierarchical(*stages))
+    refuse(r"other axes, got \['ici', 'ici', 'dcn'\]", lambda: hierarchical(*stages))

@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxcomm
-from jaxcomm import _units
+from jaxcomm import _units, majority_vote
 from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import dither, scaled_signs, signs
 from tests.aggregation.runs import averaged, over, refuse, sent, steps
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregate, flat
 
-VOTES = jaxcomm.majority_vote()
+VOTES = majority_vote()
 
 
 def ballots(workers: int) -> Any:
@@ -99,7 +99,7 @@ def test_what_is_zero_everywhere_walks_at_random(workers: int) -> None:
     assert abs(moved.sum()) < LIMIT * moved.size**0.5
     far = moved.sum(axis=0) ** 2
     assert abs(far.mean() - number) < LIMIT * number * (2 / coordinates) ** 0.5
-    other = aggregate(jaxcomm.majority_vote(seed=1), given)
+    other = aggregate(majority_vote(seed=1), given)
     assert (other[0] != moved[0]).any()
 
 
@@ -110,7 +110,7 @@ def test_the_size_of_a_vote_does_not_count() -> None:
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_units, "BUCKET_BYTES", 4 * 40)
-    given, tx = ballots(3), jaxcomm.majority_vote()
+    given, tx = ballots(3), majority_vote()
     assert_elected(flat(aggregate(tx, given)), flat(given))
     # 10 + 1 coordinates, 111 of a leaf that stands alone, 1: rows of 1, 2 and 1 words.
     expected = pytest.approx(2 * 2 * (1 + 2 + 1) * 4 + 2 * 2 / 3 * 4)
@@ -127,11 +127,11 @@ def test_between_stages_of_a_hierarchy() -> None:
         return np.asarray(over(mesh, axes, averaged(jaxcomm.hierarchical(*stages)))(given))
 
     last = elected(groups.mean(axis=1))
-    result = found(jaxcomm.ring_mean("ici"), jaxcomm.majority_vote("dcn"))
+    result = found(jaxcomm.ring_mean("ici"), majority_vote("dcn"))
     np.testing.assert_array_equal(result[last != 0], last[last != 0])
     first = elected(groups.swapaxes(0, 1))
     decided = (first != 0).all(axis=0)
-    result = found(jaxcomm.majority_vote("ici"), jaxcomm.ring_mean("dcn"))
+    result = found(majority_vote("ici"), jaxcomm.ring_mean("dcn"))
     np.testing.assert_allclose(result[decided], first.mean(axis=0)[decided], atol=1e-6)
     assert 5 < (last != 0).sum() < 21 and 5 < decided.sum() < 21
 
@@ -153,7 +153,7 @@ def test_workers_vote_by_their_momentum(mode: Mode) -> None:
 
 
 def test_no_decay_is_a_plain_vote() -> None:
-    tx = jaxcomm.majority_vote(codec=momentum(signs(), momentum=0.0))
+    tx = majority_vote(codec=momentum(signs(), momentum=0.0))
     given = [jax.tree.map(lambda x, n=n: jnp.roll(x, n, axis=0), ballots(5)) for n in range(2)]
     for (results, _), updates in zip(steps(tx, given), given, strict=True):
         assert_elected(flat(results), flat(updates))
@@ -161,4 +161,4 @@ def test_no_decay_is_a_plain_vote() -> None:
 
 @pytest.mark.parametrize("codec", [error_feedback(scaled_signs()), dither()])
 def test_magnitudes_are_not_voted_on(codec: jaxcomm.Codec) -> None:
-    refuse("`codec` must send only signs", lambda: jaxcomm.majority_vote(codec=codec))
+    refuse("`codec` must send only signs", lambda: majority_vote(codec=codec))

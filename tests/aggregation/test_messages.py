@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
+from jaxcomm import global_qsgd, qsgd
 from jaxcomm.aggregation import recursive_doubling_mean
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
@@ -88,23 +89,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "`codec_for` must be a function, got a `Codec`",
     ),
     "accumulate of a function": (
-        lambda: jaxcomm.accumulate(jaxcomm.qsgd, 4),
+        lambda: jaxcomm.accumulate(qsgd, 4),
         "`tx` must be an optax transformation, got the function `qsgd`: call it",
     ),
     "hierarchical of functions": (
-        lambda: jaxcomm.hierarchical(jaxcomm.mean, jaxcomm.qsgd),
+        lambda: jaxcomm.hierarchical(jaxcomm.mean, qsgd),
         "takes aggregators, .* got the function `mean`: call it",
     ),
-    "coded": another(jaxcomm.global_qsgd(), "`AggregatorState`"),
+    "coded": another(global_qsgd(), "`AggregatorState`"),
     "mean": another(jaxcomm.mean(), "the exact mean expects `EmptyState`"),
     "accumulate": another(jaxcomm.accumulate(jaxcomm.mean(), 2), "`accumulate`"),
     "skip_nonfinite": another(jaxcomm.skip_nonfinite(jaxcomm.mean()), "`skip_nonfinite`"),
-    "warmup": another(jaxcomm.warmup([jaxcomm.qsgd()], 2), "`warmup`"),
+    "warmup": another(jaxcomm.warmup([qsgd()], 2), "`warmup`"),
     "per_worker": another(jaxcomm.per_worker(optax.sgd(0.1)), "`per_worker`"),
     "state of other parameters": (
         given(
-            jaxcomm.global_qsgd(scope="leaf"),
-            jaxcomm.global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(3)}),
+            global_qsgd(scope="leaf"),
+            global_qsgd(scope="leaf").init({"a": jnp.ones(2), "b": jnp.ones(3)}),
         ),
         "This state has memory of shapes .* it was made for other parameters",
     ),
@@ -113,7 +114,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"has memory of shapes .*\(8,\).*, and these updates need .*\(6,\)",
     ),
     "MultiSteps": (
-        step(optax.MultiSteps(optax.chain(jaxcomm.qsgd(), optax.sgd(0.1)), 4)),
+        step(optax.MultiSteps(optax.chain(qsgd(), optax.sgd(0.1)), 4)),
         r"`tx` is `optax.MultiSteps`.* use `jaxcomm.accumulate\(tx, k\)`",
     ),
     **{
@@ -121,7 +122,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             given(make(), make().init(PARAMS), {"w": jnp.ones((4, 2), jnp.complex64)}),
             r"\['w'\] is complex64: .*`optax.contrib.split_real_and_imaginary\(tx\)`",
         )
-        for make in (jaxcomm.mean, jaxcomm.global_qsgd)
+        for make in (jaxcomm.mean, global_qsgd)
     },
     "integers": (
         given(jaxcomm.mean(), optax.EmptyState(), {"w": jnp.ones(3, jnp.int32)}),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import sparcml
 from jaxcomm.compression.quantizers import dither
 from tests.aggregation.runs import refuse, sent, steps
 from tests.aggregation.test_memory import remainders
@@ -25,7 +26,7 @@ def sparse_rows(workers: int, each: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None:
     given = sparse_rows(workers, 2)
-    results = aggregate(jaxcomm.sparcml(density=2 / ROWS), given)
+    results = aggregate(sparcml(density=2 / ROWS), given)
     np.testing.assert_allclose(results, np.tile(given.mean(axis=0), (workers, 1, 1)), rtol=1e-6)
 
 
@@ -33,7 +34,7 @@ def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None
 @pytest.mark.parametrize("density,union", [(1 / ROWS, None), (2 / ROWS, 4 / ROWS)])
 def test_what_has_no_room_comes_later(density: float, union: float | None) -> None:
     given = sparse_rows(4, 3)
-    tx = jaxcomm.sparcml(density=density, union_density=union, diagnostics=True)
+    tx = sparcml(density=density, union_density=union, diagnostics=True)
     results, states = zip(*steps(tx, [given, *[0 * given] * 15]), strict=True)
     overflows = [float(state.diagnostics["overflow"]) for state in states]
     assert overflows[0] > 0 and overflows[-1] == 0
@@ -44,13 +45,13 @@ def test_what_has_no_room_comes_later(density: float, union: float | None) -> No
 def test_what_rounding_up_let_in_comes_later_too() -> None:
     """Two rows of each of two workers find room at first; their union has room for three."""
     given = jnp.zeros((2, 10, 1)).at[0, :2].set(1.0).at[1, 5:7].set(1.0)
-    sent = draws(jaxcomm.sparcml(density=0.15), given, 20)
+    sent = draws(sparcml(density=0.15), given, 20)
     # Of 20 times 4 halves, what is still kept at the end is of a step or two.
     assert 36 <= sent.sum() <= 40
 
 
 def test_payloads_grow_with_the_sum() -> None:
-    account = sent(jaxcomm.sparcml(density=0.01), jnp.zeros((8, 4096, 8)))
+    account = sent(sparcml(density=0.01), jnp.zeros((8, 4096, 8)))
     rounds = [c.bytes_per_worker for c in account.collectives if c.primitive == "ppermute"]
     rows = [41, 82, 164]  # One, two and four hundredths, rounded up.
     for bytes_sent, count in zip(rounds, rows, strict=True):

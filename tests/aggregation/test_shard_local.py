@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import global_qsgd, shard_local
 from tests.aggregation.runs import refuse
 from tests.laws.test_wire import COLLECTIVE
 from tests.slow import slow
@@ -60,19 +61,19 @@ OVER_DATA = (
 )
 
 
-METHODS = [jaxcomm.global_qsgd, jaxcomm.mean, jaxcomm.qsgd]
+METHODS = [global_qsgd, jaxcomm.mean, jaxcomm.qsgd]
 
 
 @pytest.mark.parametrize(
     ("method", "manual", "check"),
     [
-        (jaxcomm.global_qsgd, {"data"}, True),
+        (global_qsgd, {"data"}, True),
         *(slow(method, {"data", "model"}, True) for method in METHODS),
         *(slow(method, {"data"}, False) for method in METHODS),
     ],
 )
 def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check: bool) -> None:
-    run, given = on_shards(jaxcomm.shard_local(method("data"), SPECS), manual, check), placed()
+    run, given = on_shards(shard_local(method("data"), SPECS), manual, check), placed()
     result, exact = run(given), method is jaxcomm.mean
     bound = max(np.abs(x).max() for x in WHOLE.values()) / (1e6 if exact else 15)
     for name, x in WHOLE.items():
@@ -89,7 +90,7 @@ def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check
 
 
 def test_shards_have_norms_and_draws_of_their_own() -> None:
-    tx = jaxcomm.shard_local(jaxcomm.global_qsgd("data", levels=1), SPECS)
+    tx = shard_local(global_qsgd("data", levels=1), SPECS)
     # The same shard on all devices of the model axis, each larger than the one before.
     same = {
         k: np.concatenate([x[..., :32] * 10**i for i in range(4)], -1) for k, x in WHOLE.items()
@@ -106,7 +107,7 @@ def test_shards_have_norms_and_draws_of_their_own() -> None:
 def test_whole_leaves_beside_shards() -> None:
     """They are averaged on all devices of a worker, in messages of their own."""
     specs = {"kernel": P(None, "model"), "bias": P()}
-    cut = jaxcomm.shard_local(jaxcomm.global_qsgd(), specs)
+    cut = shard_local(global_qsgd(), specs)
     labels = {"kernel": "cut", "bias": "whole"}
     parted = optax.partition({"cut": cut, "whole": jaxcomm.mean()}, labels)
     for tx, levels in ((cut, 15), (parted, 1e6)):
@@ -117,8 +118,8 @@ def test_whole_leaves_beside_shards() -> None:
 
 
 MISTAKES = {
-    r"varies over \['model'\] as well": jaxcomm.global_qsgd(),
-    r"none of the aggregator's \('data',\), .* at \['bias'\]": jaxcomm.shard_local(
+    r"varies over \['model'\] as well": global_qsgd(),
+    r"none of the aggregator's \('data',\), .* at \['bias'\]": shard_local(
         jaxcomm.mean(), dict.fromkeys(SPECS, P("data"))
     ),
 }

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
+from jaxcomm import sharded_server
 from jaxcomm.compression import compressed_memory
 from jaxcomm.compression.feedback import diana, error_feedback
 from jaxcomm.compression.quantizers import cast, dither
@@ -121,7 +122,7 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
     # The square of a mean must be exact too.
     batches, mesh = gradients_of(workers, factor=workers), mesh_of(workers)
     expected, _ = trained(unsharded(OPTIMIZERS[name]()), mesh, batches)
-    found, _ = trained(jaxcomm.sharded_server(OPTIMIZERS[name]()), mesh, batches)
+    found, _ = trained(sharded_server(OPTIMIZERS[name]()), mesh, batches)
     if workers in (1, 2, 8):
         require_same(found, expected)
     else:
@@ -131,7 +132,7 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
 
 @pytest.mark.slow
 def test_explicit_axes_and_simulation_give_the_same_state() -> None:
-    tx, batches = jaxcomm.sharded_server(OPTIMIZERS["adamw"]()), gradients_of(3, factor=3)
+    tx, batches = sharded_server(OPTIMIZERS["adamw"]()), gradients_of(3, factor=3)
     explicit = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
     (params, state), *others = (trained(tx, where, batches) for where in (mesh_of(3), explicit, 3))
     for found, after in others:
@@ -141,7 +142,7 @@ def test_explicit_axes_and_simulation_give_the_same_state() -> None:
 @pytest.mark.slow
 def test_16_bit_leaves_travel_in_16_bits() -> None:
     """They are rounded once, as `mean` rounds them."""
-    batches, tx = gradients_of(3, jnp.bfloat16), jaxcomm.sharded_server(optax.sgd(0.125))
+    batches, tx = gradients_of(3, jnp.bfloat16), sharded_server(optax.sgd(0.125))
     expected, _ = trained(unsharded(optax.sgd(0.125)), mesh_of(3), batches, jnp.bfloat16)
     require_same(trained(tx, mesh_of(3), batches, jnp.bfloat16)[0], expected)
     assert sent_bytes(tx, jnp.bfloat16) == 2 * 2 * (2 * SLICES + 4)
@@ -165,7 +166,7 @@ def test_bytes_of_both_ends_do_not_depend_on_each_other() -> None:
         (None, cast("bfloat16"), exact + short),
         (dither(bits=8), None, codes + exact),
     ]:
-        assert sent_bytes(jaxcomm.sharded_server(optax.adam(0.1), push, pull)) == 2 * expected
+        assert sent_bytes(sharded_server(optax.adam(0.1), push, pull)) == 2 * expected
 
 
 @pytest.mark.parametrize("workers", [4, slow(2), slow(8)])
@@ -174,7 +175,7 @@ def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
 
     It gathers once and exchanges once, and no gradient is summed in an all-reduce.
     """
-    tx, mesh = jaxcomm.sharded_server(optax.adam(0.1)), mesh_of(workers)
+    tx, mesh = sharded_server(optax.adam(0.1)), mesh_of(workers)
     params = {"w": jnp.zeros((256, 256)), "b": jnp.zeros(24)}
     state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, mesh), params)
     step = jaxcomm.make_step(no_loss, tx, mesh, gradients=given)
@@ -202,7 +203,7 @@ def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
 def test_feedback_at_both_ends_loses_nothing() -> None:
     """The updates, the residuals of the owners and those of the senders add up to all gradients."""
     rate, codec = 0.25, error_feedback(top_k(ratio=0.25))
-    tx = jaxcomm.sharded_server(optax.sgd(rate), codec, codec, scope="bucket")
+    tx = sharded_server(optax.sgd(rate), codec, codec, scope="bucket")
     shapes, rng = {"a": (5, 2), "b": (7,), "c": (10,)}, np.random.default_rng(2)
     draw = lambda shape: jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32)  # noqa: E731
     batches = [{k: draw(shape) for k, shape in shapes.items()} for _ in range(12)]
@@ -224,7 +225,7 @@ def test_feedback_at_both_ends_loses_nothing() -> None:
 def test_memory_of_another_shape_than_its_slices() -> None:
     """Two leaves are a stack, with a scale for each; the third has its own."""
     codec = compressed_memory(error_feedback(top_k(ratio=0.5)), dither(bits=8))
-    tx = jaxcomm.sharded_server(optax.sgd(0.25), codec, scope="leaf")
+    tx = sharded_server(optax.sgd(0.25), codec, scope="leaf")
     batch = {k: jnp.ones((3, size)) for k, size in {"a": 12, "b": 12, "c": 5}.items()}
     _, state = trained(tx, 3, [batch])
     memories = [x.kept.statistics.max_abs for x in state.push.per_worker["data"]]
@@ -233,7 +234,7 @@ def test_memory_of_another_shape_than_its_slices() -> None:
 
 def test_an_update_that_overflows_changes_no_state() -> None:
     """All workers have the large number, so that their mean is finite but not its update."""
-    tx = jaxcomm.sharded_server(optax.sgd(16.0, momentum=0.5))
+    tx = sharded_server(optax.sgd(16.0, momentum=0.5))
     first, second = gradients_of(3, steps=2)
     params, state = trained(tx, 3, [first])
     second["kernel"] = second["kernel"].at[:, 4, 1].set(3e38)
@@ -248,7 +249,7 @@ def test_an_update_that_overflows_changes_no_state() -> None:
 @pytest.mark.parametrize("end", ["push", "pull"])
 def test_overflow_at_either_end_is_nan_on_all_workers(end: str) -> None:
     few = nonzero(density=0.2, granularity="element")
-    tx = jaxcomm.sharded_server(optax.sgd(0.5, momentum=0.5), **{end: few})
+    tx = sharded_server(optax.sgd(0.5, momentum=0.5), **{end: few})
     params, state = trained(tx, 2, [{"w": jnp.ones((2, 20))}])
     assert np.isnan(params["w"]).all()
     assert not np.any(np.asarray(state.inner[0].trace["w"].per_worker["data"]))
@@ -266,7 +267,7 @@ def test_several_axes_and_inner_devices() -> None:
     expected, _ = trained(unsharded(OPTIMIZERS["adamw"]()), mesh_of(4), batches)
 
     def server(axis: Any) -> Any:
-        return jaxcomm.sharded_server(OPTIMIZERS["adamw"](), axis_name=axis)
+        return sharded_server(OPTIMIZERS["adamw"](), axis_name=axis)
 
     for over, workers in ((axes, 4), (axes[::-1], 4), ("dcn", 2)):
         found, state = trained(server(over), mesh, batches, axis_name=over)
@@ -284,7 +285,7 @@ def test_several_axes_and_inner_devices() -> None:
 @pytest.mark.slow
 def test_inside_of_wrappers() -> None:
     """`accumulate`, and `optax.partition` of the leaves."""
-    whole, sharded = unsharded(optax.sgd(0.5)), jaxcomm.sharded_server(optax.sgd(0.5))
+    whole, sharded = unsharded(optax.sgd(0.5)), sharded_server(optax.sgd(0.5))
     of_leaves = {name: "sharded" if name < "k" else "whole" for name in SHAPES}
     for wrap in (
         lambda tx: jaxcomm.accumulate(tx, 2),
@@ -296,7 +297,7 @@ def test_inside_of_wrappers() -> None:
 
 def test_extra_arguments_reach_the_optimizer() -> None:
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
-    tx, params = jaxcomm.sharded_server(optax.chain(optax.sgd(0.5), plateau)), jnp.ones(4)
+    tx, params = sharded_server(optax.chain(optax.sgd(0.5), plateau)), jnp.ones(4)
     step, state = prepared(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, params, 2)
     for _ in range(4):
         _, state, _ = step(params, state, jnp.ones(2), value=jnp.float32(1))
@@ -307,23 +308,23 @@ def test_extra_arguments_reach_the_optimizer() -> None:
 SGD = optax.sgd(1.0)
 MISTAKES = {
     "an aggregator inside": (
-        lambda: jaxcomm.sharded_server(unsharded(SGD)),
+        lambda: sharded_server(unsharded(SGD)),
         r"must not communicate, but it applies `psum.*` over the axis \('data',\)",
     ),
     "itself inside": (
-        lambda: jaxcomm.sharded_server(jaxcomm.sharded_server(SGD)),
+        lambda: sharded_server(sharded_server(SGD)),
         "equal on all workers: do not nest it",
     ),
     "MultiSteps": (
-        lambda: jaxcomm.sharded_server(optax.MultiSteps(SGD, 2).gradient_transformation()),
+        lambda: sharded_server(optax.MultiSteps(SGD, 2).gradient_transformation()),
         "`jaxcomm.accumulate` around `sharded_server`, also in place of `optax.MultiSteps`",
     ),
     "accumulate inside": (
-        lambda: jaxcomm.sharded_server(jaxcomm.accumulate(SGD, 2)),
+        lambda: sharded_server(jaxcomm.accumulate(SGD, 2)),
         "Place `jaxcomm.accumulate` around `sharded_server`",
     ),
     "shared memory": (
-        lambda: jaxcomm.sharded_server(SGD, diana(dither())),
+        lambda: sharded_server(SGD, diana(dither())),
         "`sharded_server` takes codecs whose memory is each worker's own",
     ),
 }
@@ -339,27 +340,27 @@ def test_a_mistake_is_an_error(mistake: str) -> None:
 def test_parameters_that_differ_by_worker_are_refused(workers: Any) -> None:
     differ = jaxcomm.replicate(start(), workers)
     message = "needs parameters that are equal on all workers"
-    refuse(message, lambda: jaxcomm.init(jaxcomm.sharded_server(SGD), differ, workers))
+    refuse(message, lambda: jaxcomm.init(sharded_server(SGD), differ, workers))
 
 
 def test_a_clip_that_is_far_away() -> None:
     """One that is not: tests/test_clips.py."""
     optimizer = optax.adam(0.1)
-    server, whole = jaxcomm.sharded_server(optimizer, max_norm=1e6), unsharded(optimizer)
+    server, whole = sharded_server(optimizer, max_norm=1e6), unsharded(optimizer)
     found, expected = (trained(tx, mesh_of(3), gradients_of(3))[0] for tx in (server, whole))
     chex.assert_trees_all_close(found, expected, atol=1e-5)
 
 
 def test_a_norm_that_overflows_is_nan_and_not_zero() -> None:
     huge = {name: np.full_like(x, 1e30) for name, x in gradients_of(3)[0].items()}
-    params, _ = trained(jaxcomm.sharded_server(SGD, max_norm=1.0), 3, [huge])
+    params, _ = trained(sharded_server(SGD, max_norm=1.0), 3, [huge])
     assert all(np.isnan(x).all() for x in jax.tree.leaves(params))
 
 
 @pytest.mark.slow
 def test_the_number_of_collectives_does_not_depend_on_the_number_of_leaves() -> None:
     codec = error_feedback(top_k(k=1))
-    tx = jaxcomm.sharded_server(optax.adam(0.1), codec, codec, scope="leaf")
+    tx = sharded_server(optax.adam(0.1), codec, codec, scope="leaf")
     params = {str(i): jnp.ones((3, 1 + i % 3)) for i in range(60)}
     loss = lambda p, b: sum(jnp.sum(x) for x in p.values()) * jnp.mean(b)  # noqa: E731
     state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, 2), params)

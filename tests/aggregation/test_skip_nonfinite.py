@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
+from jaxcomm import skip_nonfinite
 from jaxcomm.compression.sparsifiers import nonzero
 from tests.aggregation.runs import (
     WHERE,
@@ -27,7 +28,7 @@ from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, flat, gradients
 
 INNER = optax.chain(jaxcomm.all_reduce_mean(remainders()), optax.sgd(0.5, momentum=0.9))
-TX = jaxcomm.skip_nonfinite(INNER)
+TX = skip_nonfinite(INNER)
 
 
 def poisoned(updates: Any, value: float = np.nan, worker: int = 2) -> Any:
@@ -52,7 +53,7 @@ def test_as_if_the_step_had_not_been(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_a_worker_of_weight_0_is_not_asked(mode: Mode) -> None:
     updates, weights = gradients(WORKERS), [[1, 2, 0, 1], [1, np.nan, 0, 1]]
-    tx = jaxcomm.skip_nonfinite(jaxcomm.mean())
+    tx = skip_nonfinite(jaxcomm.mean())
     (results, state), (none, after) = steps(tx, [poisoned(updates), updates], mode, weights)
     expected = np.tile(np.average(flat(updates), axis=0, weights=weights[0]), (WORKERS, 1))
     np.testing.assert_allclose(flat(results), expected, rtol=1e-5, atol=1e-6)
@@ -76,7 +77,7 @@ def test_one_flag_is_sent_and_the_rest_within_the_condition(mode: Mode) -> None:
 def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
     sparse, full = jnp.zeros((WORKERS, 8)).at[:, 1].set(1.0), jnp.ones((WORKERS, 8))
     few = jaxcomm.all_gather_mean(nonzero(density=0.25, granularity="element"))
-    tx = jaxcomm.skip_nonfinite(optax.chain(few, optax.sgd(1.0, momentum=0.5)))
+    tx = skip_nonfinite(optax.chain(few, optax.sgd(1.0, momentum=0.5)))
     (_, state), (result, after), (later, _) = steps(tx, [sparse, full, sparse], mode)
     assert not np.any(result) and after.diagnostics["skipped_steps"] == after.skipped_steps == 1
     require_same(after.inner, state.inner)
@@ -85,8 +86,8 @@ def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
 
 def test_around_and_within_accumulate() -> None:
     updates = gradients(WORKERS)
-    around = jaxcomm.skip_nonfinite(jaxcomm.accumulate(jaxcomm.mean(), 2))
-    within = jaxcomm.accumulate(jaxcomm.skip_nonfinite(jaxcomm.mean()), 2)
+    around = skip_nonfinite(jaxcomm.accumulate(jaxcomm.mean(), 2))
+    within = jaxcomm.accumulate(skip_nonfinite(jaxcomm.mean()), 2)
     given = [updates, poisoned(updates), updates]
     for tx, zeros in ((around, [True, True, False]), (within, [True] * 3)):
         assert [(flat(x) == 0).all() for x, _ in steps(tx, given, "checked")] == zeros
@@ -108,7 +109,7 @@ def test_no_more_than_so_many_steps_in_a_row(
     good, one = jnp.ones(WORKERS), jnp.float32(0)
     given = {"g": good, "b": good.at[1].set(jnp.nan)}
     tx = optax.chain(mean, optax.sgd(1.0))
-    tx = jaxcomm.skip_nonfinite(tx, max_consecutive_errors=most)
+    tx = skip_nonfinite(tx, max_consecutive_errors=most)
     step, state = prepared(lambda w, x: w * jnp.mean(x), tx, one, where)
     reference = optax.apply_if_finite(optax.sgd(1.0), 10**9 if most is None else most)
     w, alone = one, reference.init(one)
@@ -125,5 +126,5 @@ def test_no_more_than_so_many_steps_in_a_row(
 
 
 def test_means_of_means_are_refused() -> None:
-    twice = optax.chain(jaxcomm.mean(), jaxcomm.skip_nonfinite(optax.sgd(0.1)))
+    twice = optax.chain(jaxcomm.mean(), skip_nonfinite(optax.sgd(0.1)))
     refuse("summed already", lambda: last(twice, [gradients(WORKERS)], "checked"))

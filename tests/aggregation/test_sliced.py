@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
+from jaxcomm import sliced
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.aggregation.runs import averaged, prepared, refuse, require_same
@@ -21,7 +22,7 @@ RATE = 0.5
 
 
 def islands(outer: Any) -> Any:
-    return jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(outer, axis_name="ici"))
+    return jaxcomm.hierarchical(jaxcomm.mean("ici"), sliced(outer, axis_name="ici"))
 
 
 @MODES
@@ -84,7 +85,7 @@ def test_the_slow_axis_carries_each_coordinate_once() -> None:
         step, state = prepared(rows, tx, params, MESH, axis_name=AXES)
         return jaxcomm.wire.account(step, params, state, jnp.zeros((8, 64 * 64))).bytes_by_axis
 
-    whole, slices = map(bytes_by_axis, (coded, jaxcomm.sliced(coded, axis_name="ici")))
+    whole, slices = map(bytes_by_axis, (coded, sliced(coded, axis_name="ici")))
     assert 0.24 < slices["dcn"] / whole["dcn"] < 0.26
     assert slices["ici"] == whole["ici"] + 64 * 64 * 4 * 3 / 4
 
@@ -114,7 +115,7 @@ def test_other_numbers_of_islands_and_bfloat16(sizes: tuple[int, int]) -> None:
 
 
 def test_updates_that_differ_are_refused() -> None:
-    one, spec = averaged(jaxcomm.sliced(jaxcomm.mean("dcn"), axis_name="ici")), PartitionSpec(AXES)
+    one, spec = averaged(sliced(jaxcomm.mean("dcn"), axis_name="ici")), PartitionSpec(AXES)
     differ = jax.shard_map(one, mesh=MESH, in_specs=spec, out_specs=spec)
     message = r"`sliced` takes .* differs by worker over \['ici'\]"
     refuse(message, lambda: differ(jnp.zeros(8)))
@@ -122,4 +123,4 @@ def test_updates_that_differ_are_refused() -> None:
 
 def test_its_own_axis_is_refused() -> None:
     message = "of `sliced` names"
-    refuse(message, lambda: jaxcomm.sliced(jaxcomm.mean("dcn"), axis_name="dcn"))
+    refuse(message, lambda: sliced(jaxcomm.mean("dcn"), axis_name="dcn"))

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxcomm
+from jaxcomm import warmup
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.aggregation.runs import last, over, refuse, sent, steps
@@ -21,7 +22,7 @@ def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
 
 
 STAGES = [top(8), top(4), top(1)]
-TX = jaxcomm.warmup(STAGES, every=2)
+TX = warmup(STAGES, every=2)
 COUNTS = [8, 8, 4, 4, 1, 1, 1]
 
 
@@ -73,7 +74,7 @@ def test_the_stage_of_a_late_step_sends_less() -> None:
 
 
 def test_an_exact_step_first_is_weighted() -> None:
-    tx = jaxcomm.warmup([jaxcomm.mean(), top(1)], every=1)
+    tx = warmup([jaxcomm.mean(), top(1)], every=1)
     ((results, _),) = steps(tx, [np.array([[1, 2], [5, 10.0]])], weights=[[1, 3]])
     np.testing.assert_array_equal(results, [[4, 8]] * 2)
 
@@ -83,7 +84,7 @@ def test_an_exact_step_first_is_weighted() -> None:
 @pytest.mark.parametrize("method", [top(1), jaxcomm.power_sgd(rank=1, alternate=True)])
 def test_exact_steps_first(method: Any, workers: int) -> None:
     """Exact means, then the method as if it began then: its state waits."""
-    tx, mesh = jaxcomm.warmup([jaxcomm.mean(), method], every=2), mesh_of(workers)
+    tx, mesh = warmup([jaxcomm.mean(), method], every=2), mesh_of(workers)
     draw = np.random.default_rng(0).normal(size=(workers, 4, 6, 5))
     gradients = jnp.asarray(draw, jnp.float32)
 
@@ -99,14 +100,14 @@ def test_exact_steps_first(method: Any, workers: int) -> None:
 
 def test_stages_over_other_axes_are_refused() -> None:
     stages = [top(1), top(1, "other")]
-    refuse("over the same axes, got", lambda: jaxcomm.warmup(stages, 1))
+    refuse("over the same axes, got", lambda: warmup(stages, 1))
 
 
 def test_within_a_hierarchy() -> None:
     """The second step is exact, the first by 8 bits."""
     tx = jaxcomm.hierarchical(
         jaxcomm.mean("ici"),
-        jaxcomm.warmup([jaxcomm.global_qsgd("dcn", bits=8), jaxcomm.mean("dcn")], every=1),
+        warmup([jaxcomm.global_qsgd("dcn", bits=8), jaxcomm.mean("dcn")], every=1),
     )
 
     def two_steps(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import zeroth_order
 from jaxcomm.aggregation import zeroth_order_gradient
 from tests.aggregation.runs import prepared, refuse
 from tests.workers import aggregate, mesh_of
@@ -25,7 +26,7 @@ def quadratic(params: Any, x: jax.Array) -> jax.Array:
 
 def test_of_gradients_it_is_one_projection_matrix() -> None:
     """Of rank K, from unit vectors: U'U / K for signs U has a diagonal of 1."""
-    tx, units = jaxcomm.zeroth_order(3, distribution="rademacher"), jnp.eye(8)
+    tx, units = zeroth_order(3, distribution="rademacher"), jnp.eye(8)
     matrix = np.stack([aggregate(tx, unit[None])[0] for unit in units])
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)
     np.testing.assert_allclose(np.diag(matrix), 1, rtol=1e-6)
@@ -40,7 +41,7 @@ def test_differences_of_a_quadratic_are_slopes() -> None:
 
     The loss of metrics is the smoothed one.
     """
-    tx = optax.chain(jaxcomm.zeroth_order(5, smoothing=0.1), optax.sgd(1.0))
+    tx = optax.chain(zeroth_order(5, smoothing=0.1), optax.sgd(1.0))
     of_gradients = lambda loss, *args: jaxcomm.local_value_and_grad(loss)(*args)  # noqa: E731
     found = []
     with jax.numpy_rank_promotion("allow"):
@@ -74,7 +75,7 @@ def test_unbiased_for_the_smoothed_loss() -> None:
 
 
 def test_tens_of_bytes_for_any_model() -> None:
-    tx, mesh = optax.chain(jaxcomm.zeroth_order(4), optax.sgd(0.1)), mesh_of(8)
+    tx, mesh = optax.chain(zeroth_order(4), optax.sgd(0.1)), mesh_of(8)
     params = jax.ShapeDtypeStruct((100_000,), jnp.float32)
     state = jax.eval_shape(lambda x: jaxcomm.init(tx, x, mesh), params)
     step = jaxcomm.make_step(lambda x, b: jnp.sum(x**2) * jnp.mean(b), tx, mesh)
@@ -96,7 +97,7 @@ def test_no_backward_pass_runs_and_aux_is_a_mean_over_points() -> None:
     """It descends on a staircase, whose derivative is 0, on a mesh with two devices a worker."""
     kinds = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("data", "inner"), kinds, devices=jax.devices()[:4])
-    tx = jaxcomm.zeroth_order(16, smoothing=0.3, distribution="rademacher")
+    tx = zeroth_order(16, smoothing=0.3, distribution="rademacher")
     tx = optax.chain(tx, optax.sgd(0.02))
 
     def loss(x: jax.Array, batch: jax.Array) -> Any:
@@ -113,7 +114,7 @@ def test_no_backward_pass_runs_and_aux_is_a_mean_over_points() -> None:
 
 
 def test_devices_of_a_worker_are_as_good_as_workers() -> None:
-    tx = optax.chain(jaxcomm.zeroth_order(2), optax.sgd(1.0))
+    tx = optax.chain(zeroth_order(2), optax.sgd(1.0))
     found = []
     with jax.numpy_rank_promotion("allow"):
         for where in (WORKERS, {"data": 2, "inner": 2}):
@@ -128,7 +129,7 @@ def total(x: jax.Array, batch: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_one_workers_loss_that_is_nan_reaches_all(skips: bool) -> None:
-    tx = optax.chain(jaxcomm.zeroth_order(2), optax.sgd(1.0))
+    tx = optax.chain(zeroth_order(2), optax.sgd(1.0))
     tx = jaxcomm.skip_nonfinite(tx) if skips else tx
     step, state = prepared(total, tx, jnp.ones(3), WORKERS)
     params, state, _ = step(jnp.ones(3), state, BATCH.at[2, 1].set(jnp.nan))
@@ -168,7 +169,7 @@ def test_directions_are_not_stored() -> None:
     assert memory.temp_size_in_bytes <= 4 * params.nbytes
 
 
-ZEROTH = jaxcomm.zeroth_order()
+ZEROTH = zeroth_order()
 
 
 @pytest.mark.parametrize(
