@@ -78,15 +78,12 @@ ACCEPTED = {
     "adamw, masked by path": optax.adamw(0.1, mask={"b": False, "k": True, "s": False}),
     "rmsprop": optax.rmsprop(0.1, momentum=0.9, centered=True),
     "schedule": optax.adam(optax.warmup_cosine_decay_schedule(0, 1, 10, 100)),
-    "interpolated": optax.sgd(optax.piecewise_interpolate_schedule("linear", 1.0, {10: 0.1})),
     "injected": optax.inject_hyperparams(optax.adamw)(0.1),
     "clip by value": optax.chain(optax.clip(1.0), optax.sgd(0.1)),
-    "masked": optax.masked(optax.adam(0.1), is_matrix),
     "partition": optax.partition(
         {"a": optax.adam(0.1), "b": optax.sgd(0.1)}, {"b": "a", "k": "b", "s": "a"}
     ),
     "schedule-free": contrib.schedule_free_sgd(0.1),
-    "every second": optax.chain(optax.sgd(0.1), optax.apply_every(2)),
     "a conditional of the step": optax.conditionally_transform(optax.scale(2.0), lambda s: s > 3),
     "a loop of each coordinate": each(newton),
     "a loop with a counter": each(looped),

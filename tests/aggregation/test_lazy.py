@@ -1,7 +1,7 @@
 """Lazy uploads: who uploads, that the aggregate is the mean of last uploads, and what is sent."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jaxcomm.compression.quantizers import dither, signs
 from jaxcomm.compression.sparsifiers import top_k
 from tests.aggregation.runs import last, refuse, sent, steps
 from tests.slow import slow
-from tests.workers import Mode, aggregator, initial
+from tests.workers import Mode
 
 WORKERS, SIZE, RATE = 4, 6, 0.1
 BITS = 3
@@ -48,71 +48,37 @@ def grid() -> Codec:
 
 
 def on_grid(x: np.ndarray) -> np.ndarray:
-    """The same by Sun et al.'s formula, in NumPy."""
-    tau, radius = 1 / (2**BITS - 1), np.abs(x).max()
-    if radius == 0:
-        return np.zeros_like(x)
-    codes = np.floor((x + radius) / (2 * tau * radius) + 0.5)
+    """The same of each row by Sun et al.'s formula, in NumPy."""
+    tau, radius = 1 / (2**BITS - 1), np.abs(x).max(axis=1, keepdims=True)
+    codes = np.floor((x + radius) / (2 * tau * np.where(radius > 0, radius, 1)) + 0.5)
     assert codes.min() >= 0 and codes.max() <= 2**BITS - 1
     return np.asarray(2 * tau * radius * codes - radius)
 
 
-def problem() -> tuple[np.ndarray, np.ndarray]:
-    """Quadratics with different curvatures and minima, [workers, size] each."""
-    rng = np.random.default_rng(0)
-    curvatures = np.array([0.2, 0.5, 1.0, 4.0])[:, None] * rng.uniform(0.5, 1, (WORKERS, SIZE))
-    return curvatures, rng.normal(size=(WORKERS, SIZE))
-
-
 def by_hand(
     steps: int, quantize: Callable[[np.ndarray], np.ndarray], xi: float, depth: int, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The papers' algorithm with their thresholds on parameters: [steps, size], bool[steps, n]."""
-    curvatures, minima = problem()
-    theta, history = np.zeros(SIZE), [np.zeros(SIZE)] * (depth + 1)
-    last, total = np.zeros((WORKERS, SIZE)), np.zeros(SIZE)
-    errors, clocks = np.zeros(WORKERS), np.zeros(WORKERS, int)
-    results, uploads = [], []
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The papers' algorithm with their thresholds on parameters, of quadratics.
+
+    In each step the gradients and the last uploads [workers, size], and who uploads.
+    """
+    rng, shape = np.random.default_rng(0), (WORKERS, SIZE)
+    curvatures = np.array([0.2, 0.5, 1.0, 4.0])[:, None] * rng.uniform(0.5, 1, shape)
+    minima, uploads = rng.normal(size=shape), np.zeros(shape)
+    history = [np.zeros(SIZE)] * (depth + 1)
+    errors, clocks = np.zeros(WORKERS), np.zeros(WORKERS)
     for _ in range(steps):
         moved = sum(np.sum((new - old) ** 2) for new, old in itertools.pairwise(history))
-        threshold = xi / depth * moved / (RATE / WORKERS * WORKERS) ** 2
-        who = np.zeros(WORKERS, bool)
-        for worker in range(WORKERS):
-            innovation = curvatures[worker] * (theta - minima[worker]) - last[worker]
-            sent = quantize(innovation)
-            error = np.sum((innovation - sent) ** 2)
-            bound = threshold + 3 * (error + errors[worker])
-            who[worker] = np.sum(sent**2) >= bound or clocks[worker] >= most
-            clocks[worker] += 1
-            if who[worker]:
-                last[worker] += sent
-                total += sent
-                errors[worker], clocks[worker] = error, 0
-        theta = theta - RATE / WORKERS * total
-        history = [theta, *history[:-1]]
-        results.append(total / WORKERS)
-        uploads.append(who)
-    return np.stack(results), np.stack(uploads)
-
-
-def train(tx: Any, steps: int, mode: Mode = "vmap") -> tuple[np.ndarray, np.ndarray, Any]:
-    """The same gradient descent with a transformation: results, upload rates, the last state."""
-    curvatures, minima = (jnp.asarray(x, jnp.float32) for x in problem())
-    run, ones = aggregator(tx, WORKERS, mode), jnp.ones(WORKERS)
-
-    @jax.jit
-    def go(state: Any) -> Any:
-        def step(carry: Any, _: None) -> Any:
-            theta, state = carry
-            results, state = run(curvatures * (theta[None] - minima), state, ones)
-            said = (results, state.diagnostics["uploads"])
-            return (theta - RATE * results[0], state), said
-
-        return jax.lax.scan(step, (jnp.zeros(SIZE), state), length=steps)
-
-    (_, state), (results, rates) = go(initial(tx, jnp.zeros((WORKERS, SIZE)), mode))
-    np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
-    return np.asarray(results[:, 0]), np.asarray(rates), state
+        gradients = curvatures * (history[0] - minima)
+        innovation = gradients - uploads
+        sent = quantize(innovation)
+        error = np.sum((innovation - sent) ** 2, axis=1)
+        bound = xi / depth * moved / RATE**2 + 3 * (error + errors)
+        who = (np.sum(sent**2, axis=1) >= bound) | (clocks >= most)
+        uploads = uploads + who[:, None] * sent
+        errors, clocks = np.where(who, error, errors), np.where(who, 0, clocks + 1)
+        history = [history[0] - RATE * uploads.mean(axis=0), *history[:-1]]
+        yield gradients, uploads, who
 
 
 @pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
@@ -121,12 +87,14 @@ def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
     """With thresholds on the parameters there, and on the aggregates here."""
     codec, quantize = (None, lambda x: x) if method == "LAG-WK" else (grid(), on_grid)
     tx = jaxcomm.lazy(codec, threshold=0.8, memory=5, max_skip=7, diagnostics=True)
-    found, rates, _ = train(tx, 40, mode)
-    results, uploads = by_hand(40, quantize, 0.8, 5, 7)
-    np.testing.assert_allclose(rates, uploads.mean(axis=1), rtol=1e-6)
-    np.testing.assert_allclose(found, results, rtol=0, atol=2e-6)
-    assert uploads[0].all() and 0.05 < uploads.mean() < 0.7
-    assert not uploads.any(axis=1).all()  # In some steps all skip.
+    given, uploads, who = map(np.array, zip(*by_hand(40, quantize, 0.8, 5, 7), strict=True))
+    found = steps(tx, given, mode)
+    for (results, state), of_step, uploading in zip(found, uploads, who, strict=True):
+        expected = np.tile(of_step.mean(axis=0), (WORKERS, 1))
+        np.testing.assert_allclose(results, expected, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(state.diagnostics["uploads"], uploading.mean(), rtol=1e-6)
+    assert who[0].all() and 0.05 < who.mean() < 0.7
+    assert not who.any(axis=1).all()  # In some steps all skip.
 
 
 def held_by(state: Any) -> tuple[np.ndarray, np.ndarray]:
