@@ -23,36 +23,25 @@ MODES = pytest.mark.parametrize("mode", MODE_ROWS)
 MEANS = hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
 
 
-def program(tx: Any, mode: str, weighted: bool = False) -> Any:
-    """`(updates [8, ...], weights [8]) -> results [8, ...]`, jitted."""
-
-    def one(updates: Any, weight: jax.Array) -> Any:
-        extra = {"weight": weight} if weighted else {}
-        return tx.update(updates, tx.init(updates), **extra)[0]
-
-    def local(updates: Any, weights: jax.Array) -> Any:
-        results = one(jax.tree.map(lambda x: x[0], updates), weights[0])
-        return jax.tree.map(lambda x: x[None], results)
-
-    if mode == "vmap":
-
-        def simulated(updates: Any, weights: jax.Array) -> Any:
-            nest = lambda x: x.reshape(2, 4, *x.shape[1:])  # noqa: E731
-            over_ici = jax.vmap(one, axis_name="ici")
-            results = jax.vmap(over_ici, axis_name="dcn")(*jax.tree.map(nest, (updates, weights)))
-            return jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), results)
-
-        return jax.jit(simulated)
-    spec = PartitionSpec(AXES)
-    return jax.jit(
-        jax.shard_map(local, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=mode == "checked")
-    )
-
-
 def run(tx: Any, updates: Any, mode: str = "checked", weights: Any = None) -> np.ndarray:
     """The results of eight workers, flat."""
-    weighted, given = weights is not None, np.ones(8) if weights is None else weights
-    return flat(program(tx, mode, weighted)(updates, jnp.asarray(given, jnp.float32)))
+
+    def one(given: Any) -> Any:
+        own, weight = given
+        extra = {} if weights is None else {"weight": weight}
+        return tx.update(own, tx.init(own), **extra)[0]
+
+    def replica(given: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], one(given))
+
+    given = updates, jnp.asarray(np.ones(8) if weights is None else weights, jnp.float32)
+    if mode == "vmap":
+        nested = jax.vmap(jax.vmap(one, axis_name="ici"), axis_name="dcn")
+        groups = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), given)
+        results = jax.jit(nested)(groups)
+        return flat(jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), results))
+    options = {"out_specs": PartitionSpec(AXES), "check_vma": mode == "checked"}
+    return flat(over(MESH, AXES, replica, **options)(given))
 
 
 def mean_of(updates: Any, weights: Any = None) -> np.ndarray:
