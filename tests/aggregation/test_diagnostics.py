@@ -47,7 +47,6 @@ METHODS = {
     "tree": (lambda **o: global_qsgd(dithering="exponential", **o), None),
     "two_stage": (lambda **o: global_qsgd(bits=4, reduce="two_stage", **o), 7),
     "8 bits alone": (jaxcomm.qsgd, 127),
-    "sparse": (lambda **o: jaxcomm.sparse_global_qsgd(capacity=16, levels=2, **o), 2),
 }
 
 
@@ -65,6 +64,12 @@ def test_one_small_all_reduce_and_the_same_result(name: str) -> None:
     told, silent = sent(on, given), sent(off, given)
     assert told.bytes_per_worker - silent.bytes_per_worker == 2 * 3 / 4 * 12
     assert len(told.collectives) == len(silent.collectives) + 1
+
+
+@pytest.mark.slow
+def test_levels_of_the_sparse_form() -> None:
+    tx = jaxcomm.sparse_global_qsgd(capacity=16, levels=2, diagnostics=True)
+    assert last(tx, [gradients(4)])[1].diagnostics["levels"] == 2
 
 
 def test_the_compiled_program_names_it() -> None:
