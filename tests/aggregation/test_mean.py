@@ -61,9 +61,16 @@ def check(found: Any, updates: Any, weights: np.ndarray | None = None) -> None:
         np.testing.assert_array_equal(found[name], np.broadcast_to(expected, found[name].shape))
 
 
-@pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("workers", [8, *map(slow, (2, 3, 5, 1))])
-@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
+@pytest.mark.parametrize(
+    ("dtype", "workers", "mode"),
+    [
+        ("bfloat16", 8, "checked"),
+        slow("float16", 8, "checked"),
+        *(slow("bfloat16", n, "checked") for n in (1, 2, 3, 5)),
+        *(slow(dtype, 3, "unchecked") for dtype in ("bfloat16", "float16")),
+        *(slow(dtype, n, "vmap") for dtype in ("bfloat16", "float16") for n in (2, 5)),
+    ],
+)
 def test_the_float32_mean_rounded_once(dtype: str, workers: int, mode: Mode) -> None:
     updates = exact(workers, dtype)
     if workers % 2 == 0:
