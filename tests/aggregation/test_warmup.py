@@ -116,7 +116,8 @@ def test_within_a_hierarchy() -> None:
 
     run = jax.jit(jax.vmap(jax.vmap(two_steps, axis_name="ici"), axis_name="dcn"))
     updates = np.random.default_rng(2).normal(size=(2, 2, 50)).astype(np.float32)
-    coarse, exact = (np.abs(x - updates.mean(axis=(0, 1))).max() for x in run(updates))
+    mean = updates.mean(axis=(0, 1))
+    coarse, exact = (np.abs(np.asarray(x) - mean).max() for x in run(updates))
     assert exact < 1e-6 < coarse < 0.2
 
 
