@@ -15,6 +15,7 @@ from jaxcomm import Aggregator, gossip
 from jaxcomm._contract import reports
 from jaxcomm.scheduling import wait_free
 from jaxcomm.synchronization import local_sgd
+from tests.aggregation.runs import prepared
 
 N = 2
 PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
@@ -74,8 +75,8 @@ def test_a_step_finds_it_whatever_rebuilt_the_state(kind: str) -> None:
         return jnp.mean((x * jnp.sum(params["w"]) + params["b"] - 1) ** 2)
 
     tx = optax.chain(OF_KINDS[kind](), optax.scale(-0.1))
-    step = jaxcomm.simulate(loss, tx, N, donate=False)
-    state, x = jaxcomm.init(tx, PARAMS, N), jnp.arange(4.0)
+    step, state = prepared(loss, tx, PARAMS, N)
+    x = jnp.arange(4.0)
     expected, *_ = step(PARAMS, state, x)
     by_flax = serialization.from_state_dict(state, serialization.to_state_dict(state))
     by_jax = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(state))
@@ -88,8 +89,8 @@ def test_a_step_asks_again_when_it_is_traced_again() -> None:
     """JAX keeps what it traced, and a kept trace of `init` reports nothing."""
     tx = optax.chain(jaxcomm.zeroth_order(2), optax.sgd(0.1))
     flat = lambda w, x: jax.lax.stop_gradient(jnp.sum(w)) * jnp.mean(x)  # noqa: E731
-    step, params = jaxcomm.simulate(flat, tx, 2, donate=False), jnp.ones(3)
-    state = jaxcomm.init(tx, params, 2)
+    params = jnp.ones(3)
+    step, state = prepared(flat, tx, params, 2)
     for rows in (2, 4, 6):
         moved, *_ = step(params, state, jnp.ones(rows))
         assert jnp.any(moved != params)

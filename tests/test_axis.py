@@ -11,7 +11,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxcomm
-from jaxcomm import _axis, _collectives
+from jaxcomm import _axis, _collectives, local_value_and_grad
+from tests.aggregation.runs import refuse
 from tests.slow import slow
 from tests.workers import mesh_of
 
@@ -39,27 +40,31 @@ def test_arguments_of_a_loss_with_a_local_gradient() -> None:
         return rest["fn"](w * x) * scale[rest["name"]]
 
     def gradient(x: jax.Array) -> jax.Array:
-        local = jaxcomm.local_value_and_grad(loss)
+        local = local_value_and_grad(loss)
         return local(jnp.float32(1), x, {"two": 2}, name="two", fn=jnp.square, absent=None)[1]
 
     gradients = jax.vmap(gradient, axis_name="data")(jnp.arange(3.0))
     np.testing.assert_array_equal(gradients, [0, 4, 16])
 
 
+def gradient(w: jax.Array, x: jax.Array) -> jax.Array:
+    own: jax.Array = local_value_and_grad(loss)(w, x)[1]
+    return own
+
+
+OWN = np.stack([2 * (x @ W) * x for x in np.asarray(X)])
+
+
 @pytest.mark.parametrize("check", [True, False])
 def test_gradients_are_local_in_shard_map(check: bool) -> None:
-    def gradients(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jaxcomm.local_value_and_grad(loss)(w, x)[1][None]
-
-    local = on_mesh(gradients, W, X, out=PartitionSpec("data"), check=check)
-    by_hand = np.stack([2 * (x @ W) * x for x in np.asarray(X)])
-    np.testing.assert_allclose(local, by_hand, rtol=1e-6)
+    one = lambda w, x: gradient(w, x)[None]  # noqa: E731
+    local = on_mesh(one, W, X, out=PartitionSpec("data"), check=check)
+    np.testing.assert_allclose(local, OWN, rtol=1e-6)
 
 
 def test_gradients_are_local_under_vmap() -> None:
-    gradient = lambda x: jaxcomm.local_value_and_grad(loss)(W, x[None])[1]  # noqa: E731
-    local = jax.vmap(gradient, axis_name="data")(X)
-    np.testing.assert_allclose(local, [2 * (x @ W) * x for x in np.asarray(X)], rtol=1e-6)
+    local = jax.vmap(lambda x: gradient(W, x[None]), axis_name="data")(X)
+    np.testing.assert_allclose(local, OWN, rtol=1e-6)
 
 
 def test_aux_comes_along() -> None:
@@ -67,7 +72,7 @@ def test_aux_comes_along() -> None:
         return loss(w, x), jnp.sum(x)
 
     def both(w: jax.Array, x: jax.Array) -> jax.Array:
-        (_, aux), _ = jaxcomm.local_value_and_grad(with_aux, has_aux=True)(w, x)
+        (_, aux), _ = local_value_and_grad(with_aux, has_aux=True)(w, x)
         return lax.psum(aux, "data")
 
     assert on_mesh(both, W, X) == X.sum()
@@ -77,57 +82,32 @@ def test_over_one_of_two_axes_gradients_are_summed_over_the_other() -> None:
     mesh = jax.make_mesh((2, 2), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
 
     def gradient(w: jax.Array, x: jax.Array) -> jax.Array:
-        _, g = jaxcomm.local_value_and_grad(loss, axis_name="dcn")(w, x)
+        _, g = local_value_and_grad(loss, axis_name="dcn")(w, x)
         return jaxcomm.mean("dcn").update(g, optax.EmptyState())[0]
 
-    result = on_mesh(gradient, W, X, mesh=mesh)
-    np.testing.assert_allclose(result, np.sum([2 * (x @ W) * x for x in np.asarray(X)], 0) / 2)
+    np.testing.assert_allclose(on_mesh(gradient, W, X, mesh=mesh), OWN.sum(axis=0) / 2)
 
 
-AGGREGATORS = {
-    "mean": jaxcomm.mean,
-    "global_qsgd": jaxcomm.global_qsgd,
-    "qsgd": jaxcomm.qsgd,
-    "ring_mean": jaxcomm.ring_mean,
-    "votes": jaxcomm.majority_vote,
-}
+def averaged(tx: Any, gradients: Any) -> Any:
+    """One update of the gradients of `(w, x)`."""
+    return lambda w, x: tx.update(gradients(w, x), tx.init(w))[0]
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_a_gradient_that_is_summed_already_is_an_error(name: str) -> None:
-    tx = AGGREGATORS[name]()
-
-    def update(w: jax.Array, x: jax.Array) -> jax.Array:
-        return tx.update({"w": jax.grad(loss)(w, x)}, tx.init({"w": w}))[0]
-
-    with pytest.raises(
-        ValueError, match=r"\['w'\] does not vary over \['data'\].*local_value_and_grad"
-    ):
-        on_mesh(update, W, X)
-    with pytest.raises(ValueError, match="The update at the root does not vary"):
-        on_mesh(lambda w, x: tx.update(jax.grad(loss)(w, x), tx.init(w))[0], W, X)
+AGGREGATORS = [jaxcomm.mean, jaxcomm.majority_vote, slow(jaxcomm.global_qsgd), slow(jaxcomm.qsgd)]
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_two_aggregators_in_a_row_are_an_error(name: str) -> None:
-    tx = optax.chain(AGGREGATORS[name](), jaxcomm.mean())
-    with pytest.raises(ValueError, match="summed already"):
-        on_mesh(lambda w, x: tx.update(x[0], tx.init(w))[0], W, X)
-
-
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_an_update_that_varies_over_another_axis_is_an_error(name: str) -> None:
+@pytest.mark.parametrize("make", AGGREGATORS)
+def test_mistakes_with_the_axes_of_a_gradient(make: Any) -> None:
+    grad = jax.grad(loss)
+    in_tree = lambda w, x: {"w": grad(w, x)}  # noqa: E731
+    message = r"\['w'\] does not vary over \['data'\].*local_value_and_grad"
+    refuse(message, lambda: on_mesh(averaged(make(), in_tree), W, X))
+    refuse("The update at the root does not", lambda: on_mesh(averaged(make(), grad), W, X))
+    twice = averaged(optax.chain(make(), jaxcomm.mean()), lambda w, x: x[0])
+    refuse("summed already", lambda: on_mesh(twice, W, X))
     mesh = jax.make_mesh((2, 2), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
-    tx = AGGREGATORS[name]("dcn")
-    with pytest.raises(ValueError, match=r"varies over \['ici'\] as well"):
-        on_mesh(lambda w, x: tx.update(x[0], tx.init(w))[0], W, X, mesh=mesh)
-
-
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_outside_of_any_mesh_is_an_error(name: str) -> None:
-    tx = AGGREGATORS[name]("workers")
-    with pytest.raises(ValueError, match="`axis_name`='workers' is not bound here"):
-        tx.update(W, tx.init(W))
+    one_axis = averaged(make("dcn"), lambda w, x: x[0])
+    refuse(r"varies over \['ici'\] as well", lambda: on_mesh(one_axis, W, X, mesh=mesh))
 
 
 def test_modes() -> None:
@@ -154,7 +134,7 @@ def test_modes() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.float16, jnp.float32, jnp.int8]
+    "dtype", [jnp.bfloat16, *map(slow, (jnp.float8_e4m3fn, jnp.float16, jnp.float32, jnp.int8))]
 )
 def test_gathers_are_exact_and_narrow(dtype: Any) -> None:
     given = X.astype(dtype)
@@ -172,40 +152,39 @@ def test_gathers_are_exact_and_narrow(dtype: Any) -> None:
     assert any(f"{kind}{bits}[" in line.split(" all-gather(")[0] for kind in "usf")
 
 
+def results_of(fn: Any, given: jax.Array, **axes: int) -> list[np.ndarray]:
+    """Of each worker's number: on a mesh, checked and not, and simulated."""
+    kinds, spec = (AxisType.Auto,) * len(axes), PartitionSpec(tuple(axes))
+    devices = jax.devices()[: given.size]
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=kinds, devices=devices)
+    runs = [
+        jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
+        for check in (True, False)
+    ]
+    nested = lambda x: fn(x[None])[0]  # noqa: E731
+    for name in reversed(axes):
+        nested = jax.vmap(nested, axis_name=name)
+    found = [jax.jit(run)(given) for run in runs]
+    found.append(jax.jit(nested)(given.reshape(*axes.values())).ravel())
+    return [np.asarray(x).astype(np.float32) for x in found]
+
+
 def test_gathers_over_two_axes_are_in_the_order_of_the_index() -> None:
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-    axes = ("a", "b")
+    """Worker i sums i times what it gathers from j at place j."""
 
-    def gather(x: jax.Array) -> jax.Array:
-        return _collectives.gather(_axis.index(axes) + x[0].astype(jnp.int32) * 0, axes)
+    def weighted(x: jax.Array) -> jax.Array:
+        every = _collectives.gather(x[0], ("a", "b"))
+        own = _axis.index(("a", "b")).astype(jnp.float32)
+        return jnp.sum(every * jnp.array([1.0, 10, 100, 1000]) * (own + 1))[None]
 
-    one = jax.shard_map(gather, mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec())(
-        X
-    )
-    two = jax.vmap(jax.vmap(gather, axis_name="b"), axis_name="a")(X.reshape(2, 2, 1, 3))[0, 0]
-    np.testing.assert_array_equal(one[:, 0], np.arange(4))
-    np.testing.assert_array_equal(two[:, 0], np.arange(4))
+    for found in results_of(weighted, jnp.arange(1.0, 5), a=2, b=2):
+        np.testing.assert_array_equal(found, 4321 * np.arange(1.0, 5))
 
 
 def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
-    axes = ("a", "b", "c")
-    mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
-    given = jnp.arange(8.0, dtype=jnp.bfloat16)
-
-    def shift(x: jax.Array) -> jax.Array:
-        return _collectives.shift(x, axes)
-
-    spec = PartitionSpec(axes)
-    for check in (True, False):
-        moved = jax.shard_map(shift, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
-        np.testing.assert_array_equal(
-            jax.jit(moved)(given).astype(jnp.float32), np.roll(np.arange(8), 1)
-        )
-    nested = shift
-    for name in reversed(axes):
-        nested = jax.vmap(nested, axis_name=name)
-    simulated = jax.jit(nested)(given.reshape(2, 2, 2)).ravel()
-    np.testing.assert_array_equal(simulated.astype(jnp.float32), np.roll(np.arange(8), 1))
+    shift = lambda x: _collectives.shift(x, ("a", "b", "c"))  # noqa: E731
+    for found in results_of(shift, jnp.arange(8.0, dtype=jnp.bfloat16), a=2, b=2, c=2):
+        np.testing.assert_array_equal(found, np.roll(np.arange(8), 1))
     one = jax.vmap(lambda x: _collectives.shift(x, "data"), axis_name="data")
     for workers in (1, 2, 5):
         np.testing.assert_array_equal(one(jnp.arange(workers)), np.roll(np.arange(workers), 1))
@@ -213,18 +192,8 @@ def test_shifts_go_to_the_next_worker_whatever_the_axes() -> None:
 
 @pytest.mark.parametrize("distance", [1, slow(2), 4])
 def test_swaps_are_between_pairs_whatever_the_axes(distance: int) -> None:
-    # Of 6 workers, some have no partner.
-    given = jnp.arange(6.0, dtype=jnp.bfloat16)
+    given = jnp.arange(6.0, dtype=jnp.bfloat16)  # Of 6 workers, some have no partner.
     expected = [w ^ distance if w ^ distance < 6 else w for w in range(6)]
-    axes = ("a", "b")
-    mesh = jax.make_mesh((2, 3), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
-    spec = PartitionSpec(axes)
-    swap = lambda x: _collectives.swap(x, axes, distance)  # noqa: E731
-    for check in (True, False):
-        moved = jax.shard_map(swap, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check)
-        np.testing.assert_array_equal(jax.jit(moved)(given).astype(jnp.float32), expected)
-    nested = jax.vmap(jax.vmap(swap, axis_name="b"), axis_name="a")
-    simulated = nested(given.reshape(2, 3)).ravel()
-    np.testing.assert_array_equal(simulated.astype(jnp.float32), expected)
-    one = jax.vmap(lambda x: _collectives.swap(x, "data", distance), axis_name="data")
-    np.testing.assert_array_equal(one(given).astype(jnp.float32), expected)
+    swap = lambda x: _collectives.swap(x, ("a", "b"), distance)  # noqa: E731
+    for found in results_of(swap, given, a=2, b=3):
+        np.testing.assert_array_equal(found, expected)

@@ -50,7 +50,6 @@ def test_what_is_taken(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 0}, "`count` must be a Python int of at least 1, got 0."),
         ({"count": 2.0}, "`count` must be a Python int of at least 1, got 2.0."),
         ({"count": True}, "`count` must be a Python int of at least 1, got True."),
         (
@@ -58,12 +57,9 @@ def test_what_is_taken(options: dict[str, Any]) -> None:
             "`count` must be a Python int of at least 1, got Array(3, dtype=int32). Under "
             "`optax.inject_hyperparams` pass `static_args=('count',)`.",
         ),
-        ({"share": 0}, "`share` must be a Python float in (0, 1], got 0."),
         ({"share": math.nan}, "`share` must be a Python float in (0, 1], got nan."),
-        ({"share": "all"}, "`share` must be a Python float in (0, 1], got 'all'."),
         ({"name": "c"}, "`name` must be one of ('a', 'b'), or None, got 'c'."),
         ({"flag": 1}, "`flag` must be a Python bool, got 1."),
-        ({"codec": dither}, "`codec` must be a codec, such as"),
         ({"codec": mean()}, "must be a codec, such as"),
         ({"tx": dither()}, "`tx` must be an optax transformation, got a `Codec`."),
         ({"tx": optax.MultiSteps(optax.sgd(0.1), 2)}, "`tx` is `optax.MultiSteps`"),

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
+from tests.aggregation.runs import last, refuse, sent, steps
 from tests.slow import slow
-from tests.workers import MODE_ROWS, Mode, aggregator, initial
+from tests.workers import Mode
 
 RATIOS = [1 / 32, 1 / 8, 1 / 2]
 PATIENCE = 6
@@ -20,16 +20,6 @@ PATIENCE = 6
 
 def adaptive(target: float, codec: Any = lambda r: top_k(ratio=r), **options: Any) -> Any:
     return jaxcomm.adaptive_ratio(codec, RATIOS, target_error=target, **options)
-
-
-def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
-    """The stage that runs in each step, of updates `[steps, workers, ...]`."""
-    workers = updates.shape[1]
-    run, state, stages = aggregator(tx, workers, mode), initial(tx, updates[0], mode), []
-    for step in updates:
-        stages.append(int(state.stage))
-        _, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(workers))
-    return stages
 
 
 def concentrated(steps: int, workers: int = 3, size: int = 64) -> np.ndarray:
@@ -45,8 +35,12 @@ def flat(steps: int, workers: int = 3, size: int = 64) -> np.ndarray:
     return np.random.default_rng(steps).choice([-1.0, 1.0], size=(steps, workers, size))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODE_ROWS)
+def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
+    """The stage that runs in each step, of updates `[steps, workers, ...]`; the first has 2."""
+    return [2, *(int(state.stage) for _, state in steps(tx, updates, mode))][:-1]
+
+
+@pytest.mark.parametrize("mode", ["vmap", slow("checked")])
 def test_down_where_energy_concentrates_and_up_where_it_is_flat(mode: Mode) -> None:
     tx = adaptive(0.6, patience=PATIENCE)
     # Of flat updates, only a half leaves less than 0.6.
@@ -71,12 +65,8 @@ def test_the_smallest_ratio_under_the_target(target: float, stage: int) -> None:
 @pytest.mark.slow
 def test_under_feedback_what_is_left_out_comes_back() -> None:
     tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), diagnostics=True)
-    updates = np.concatenate([concentrated(6), flat(6)])
-    run, state = aggregator(tx, 3, "checked"), initial(tx, jnp.asarray(updates[0]), "checked")
-    total = np.zeros(64)
-    ratios = []
-    for step in updates:
-        results, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
+    updates, total, ratios = np.concatenate([concentrated(6), flat(6)]), np.zeros(64), []
+    for results, state in steps(tx, updates):
         total += np.asarray(results[0], np.float64)
         ratios.append(float(state.diagnostics["ratio"]))
     kept = np.asarray(state.inner.own.per_worker["data"][0].kept, np.float64).mean(axis=0)
@@ -86,76 +76,41 @@ def test_under_feedback_what_is_left_out_comes_back() -> None:
     assert state.inner.diagnostics == ()
 
 
-@pytest.mark.slow
 def test_a_step_that_is_not_finite_moves_nothing() -> None:
-    tx = adaptive(0.6)
     updates = concentrated(4)
     updates[1, 1, 5] = np.nan
-    run, state = aggregator(tx, 3, "checked"), initial(tx, jnp.asarray(updates[0]), "checked")
-    seen = []
-    for step in updates:
-        _, state = run(jnp.asarray(step, jnp.float32), state, jnp.ones(3))
-        seen.append((int(state.stage), int(state.steps_below_target)))
-    assert seen == [(1, 50), (1, 50), (0, 50), (0, 50)]
+    states = [state for _, state in steps(adaptive(0.6), updates)]
+    assert [int(state.stage) for state in states] == [1, 1, 0, 0]
+    assert {int(state.steps_below_target) for state in states} == {50}
 
 
 @pytest.mark.slow
-def test_a_mean_of_the_errors_decides_for_all() -> None:
-    """One worker's updates are concentrated, another's are flat: all send at one ratio."""
+@pytest.mark.parametrize(("target", "stage"), [(0.44, 1), (0.43, 2)])
+def test_a_mean_of_the_errors_decides_for_all(target: float, stage: int) -> None:
+    """One worker's updates are concentrated, another's are flat: at 1/8, they err by 0 and 7/8."""
     updates = np.concatenate([concentrated(12, 1), flat(12, 1)], axis=1)
-    # At 1/8, the errors are 0 and 7/8.
-    assert stages_of(adaptive(0.44), updates)[-1] == 1
-    assert stages_of(adaptive(0.43), updates)[-1] == 2
+    assert stages_of(adaptive(target), updates)[-1] == stage
 
 
-def test_the_error_is_all_that_is_sent_besides() -> None:
-    updates = jnp.zeros((4, 64))
-    sent = {}
-    for diagnostics in (False, True):
-        tx = adaptive(0.5, diagnostics=diagnostics)
-        arguments = updates, initial(tx, updates, "checked"), jnp.ones(4)
-        account = jaxcomm.wire.account(aggregator(tx, 4, "checked"), *arguments)
-        sent[diagnostics] = account.bytes_per_worker
-        assert {c.path[-1] for c in account.collectives} == {f"cond {i}/3" for i in range(1, 4)}
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_the_error_is_all_that_is_sent_besides(diagnostics: bool) -> None:
+    account = sent(adaptive(0.5, diagnostics=diagnostics), jnp.zeros((4, 64)))
+    assert {c.path[-1] for c in account.collectives} == {f"cond {i}/3" for i in range(1, 4)}
     # A half: a bitmap of 64 bits, 32 values, a flag; and three numbers in an all-reduce.
-    assert sent == {False: 3 * (8 + 128 + 4) + 18, True: 3 * (8 + 128 + 4) + 18}
+    assert account.bytes_per_worker == 3 * (8 + 128 + 4) + 18
 
 
 @pytest.mark.slow
 def test_any_family_and_any_way_to_form_a_mean() -> None:
-    def of_levels(ratio: float) -> Any:
-        return dither(bits=int(ratio))
-
-    tx = jaxcomm.adaptive_ratio(
-        of_levels,
-        [4, 8, 16],
-        target_error=1e-3,
-        aggregator=jaxcomm.two_stage_mean,
-        diagnostics=True,
-    )
-    updates = jnp.asarray(np.random.default_rng(3).normal(size=(3, 40)), jnp.float32)
-    run, state = aggregator(tx, 3, "checked"), initial(tx, updates, "checked")
-    for _ in range(3):
-        results, state = run(updates, state, jnp.ones(3))
-    # 4 bits leave more than a thousandth, 8 bits less.
-    assert int(state.stage) == 1
-    np.testing.assert_allclose(results[0], np.asarray(updates).mean(axis=0), atol=0.5)
+    options = {"target_error": 1e-3, "aggregator": jaxcomm.two_stage_mean}
+    tx = jaxcomm.adaptive_ratio(lambda bits: dither(bits=int(bits)), [4, 8, 16], **options)
+    updates = np.random.default_rng(3).normal(size=(3, 40))
+    results, state = last(tx, [updates] * 3)
+    assert int(state.stage) == 1  # 4 bits leave more than a thousandth, 8 bits less.
+    np.testing.assert_allclose(results[0], updates.mean(axis=0), atol=0.5)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "options", "message"),
-    [
-        ([], {}, "`ratios` must be at least one number, in ascending order"),
-        ([0.5, 0.1], {}, "`ratios` must be at least one number, in ascending order"),
-    ],
-)
-def test_bad_options(ratios: list, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        jaxcomm.adaptive_ratio(lambda r: top_k(ratio=r), ratios, **{"target_error": 0.5, **options})
-
-
-def test_an_empty_tree() -> None:
-    tx = adaptive(0.5)
-    state = jaxcomm.init(tx, {}, 2)
-    nothing = jax.vmap(lambda x: tx.update({}, state)[0], axis_name="data")
-    assert nothing(jnp.ones(2)) == {}
+@pytest.mark.parametrize("ratios", [[], [0.5, 0.1]])
+def test_ratios_in_another_order_are_refused(ratios: list[float]) -> None:
+    build = lambda: jaxcomm.adaptive_ratio(lambda r: top_k(ratio=r), ratios, target_error=0.5)  # noqa: E731
+    refuse("`ratios` must be at least one number, in ascending order", build)

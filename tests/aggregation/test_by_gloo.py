@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import _axis
 from jaxcomm.aggregation import two_stage_mean
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.wire._account import Account
+from tests.aggregation.runs import averaged, over
+from tests.workers import mesh_of
 
 Make = Callable[[], optax.GradientTransformation]
 
@@ -27,16 +29,8 @@ def _updates(workers: int, dtype: str = "float32") -> dict[str, jax.Array]:
 
 
 def _averaged(make: Make, workers: int, dtype: str) -> tuple[dict[str, jax.Array], Account]:
-    mesh = jax.make_mesh((workers,), ("data",), (AxisType.Auto,), devices=jax.devices()[:workers])
-    tx, updates = make(), _updates(workers, dtype)
-    state = jaxcomm.init(tx, jax.tree.map(lambda x: x[0], updates), mesh)
-    specs, local = jaxcomm.state_specs(state), PartitionSpec("data")
-
-    def average(updates: Any, state: Any) -> Any:
-        return tx.update(jax.tree.map(lambda x: x[0], updates), state)[0]
-
-    run = jax.shard_map(average, mesh=mesh, in_specs=(local, specs), out_specs=PartitionSpec())
-    return jax.jit(run)(updates, state), jaxcomm.wire.account(run, updates, state)
+    run, updates = over(mesh_of(workers), "data", averaged(make())), _updates(workers, dtype)
+    return run(updates), jaxcomm.wire.account(run, updates)
 
 
 def _both(
@@ -92,13 +86,5 @@ def test_the_mean_leaves_apart_what_the_compiler_has_cut(
 ) -> None:
     monkeypatch.setattr(_axis, "by_gloo", lambda: True)
     mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
-    tx = jaxcomm.mean()
-    run = jax.shard_map(
-        lambda x: tx.update(jax.tree.map(lambda leaf: leaf[0], x), tx.init(x))[0],
-        mesh=mesh,
-        in_specs=PartitionSpec("data"),
-        out_specs=PartitionSpec(),
-        axis_names={"data"},
-    )
-    sent = jaxcomm.wire.account(jax.jit(run), _updates(2))
-    assert len(sent.collectives) == len(SHAPES)
+    run = over(mesh, "data", averaged(jaxcomm.mean()), axis_names={"data"})
+    assert len(jaxcomm.wire.account(run, _updates(2)).collectives) == len(SHAPES)

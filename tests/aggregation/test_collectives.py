@@ -3,19 +3,16 @@
 import re
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
 
 import jaxcomm
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, signs
 from jaxcomm.compression.sparsifiers import top_k
+from tests.aggregation.runs import WORKERS, compiled
 from tests.slow import slow
-from tests.workers import mesh_of
 
-WORKERS = 4
 COLLECTIVE = re.compile(
     r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
@@ -40,32 +37,23 @@ METHODS: dict[str, tuple[Any, int]] = {
 def collectives(tx: Any, leaves: int) -> int:
     """Of the compiled program of one update, of leaves of which half are vectors."""
     shapes = [(3 + leaf // 2, 5) if leaf % 2 else (3 + leaf // 2,) for leaf in range(leaves)]
-    params = {f"leaf {leaf}": jnp.ones(shape) for leaf, shape in enumerate(shapes)}
-    state = jaxcomm.init(tx, params, mesh := mesh_of(WORKERS))
-    specs = jaxcomm.state_specs(state)
-
-    def update(given: Any, state: Any) -> Any:
-        return tx.update(jax.tree.map(lambda x: x[0], given), state)
-
-    run = jax.shard_map(
-        update,
-        mesh=mesh,
-        in_specs=(PartitionSpec("data"), specs),
-        out_specs=(PartitionSpec(), specs),
-    )
-    given = jax.tree.map(lambda x: jnp.broadcast_to(x, (WORKERS, *x.shape)), params)
-    return len(COLLECTIVE.findall(jax.jit(run).lower(given, state).compile().as_text()))
+    updates = {f"leaf {leaf}": jnp.ones((WORKERS, *shape)) for leaf, shape in enumerate(shapes)}
+    return len(COLLECTIVE.findall(compiled(tx, updates)))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("scope", ["leaf", "bucket"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("leaves", [5, slow(24)])
+ROWS = [(method, scope) for method in METHODS for scope in ("leaf", "bucket")]
+
+
+@pytest.mark.parametrize(
+    ("method", "scope", "leaves"),
+    [("summed", "leaf", 5), *(slow(*row, 24) for row in ROWS)],
+)
 def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
     build, number = METHODS[method]
     assert collectives(build(scope), leaves) == number
 
 
+@pytest.mark.slow
 def test_votes() -> None:
     assert collectives(jaxcomm.majority_vote(codec=signs()), 5) == 3
 

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jaxcomm
+from jaxcomm import gradient_density
+from tests.aggregation.runs import over
+from tests.workers import mesh_of
 
 N = 4
 
@@ -21,7 +23,7 @@ def test_each_and_all() -> None:
     given = {name: jnp.asarray(x, jnp.float32) for name, x in leaves.items()}
 
     def densities(x: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
-        return jaxcomm.gradient_density(x), jaxcomm.gradient_density(x, axis_name="data")
+        return gradient_density(x), gradient_density(x, axis_name="data")
 
     own, union = jax.jit(jax.vmap(densities, axis_name="data"))(given)
     touched = {
@@ -33,25 +35,13 @@ def test_each_and_all() -> None:
         np.testing.assert_allclose(own[name], parts.mean(axis=1), rtol=1e-6)
         np.testing.assert_allclose(union[name], np.full(N, parts.any(axis=0).mean()), rtol=1e-6)
     assert (np.asarray(own["empty"]) == 0).all()
-    of_blocks = jax.jit(lambda x: jaxcomm.gradient_density(x, granularity=4))
+    of_blocks = jax.jit(lambda x: gradient_density(x, granularity=4))
     blocks = of_blocks({"a": jnp.zeros(10).at[3].set(1.0)})
     assert blocks["a"] == jnp.float32(1 / 3)
-    assert jaxcomm.gradient_density({}) == {}
+    assert gradient_density({}) == {}
 
 
 def test_it_sends_a_bit_a_row() -> None:
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    part = jax.sharding.PartitionSpec
-    density = jax.shard_map(
-        lambda x: jaxcomm.gradient_density(x, axis_name="data"),
-        mesh=mesh,
-        in_specs=part("data"),
-        out_specs=part(),
-    )
-    sent = jaxcomm.wire.account(density, jnp.zeros((8 * 2560, 16)))
+    density = over(mesh_of(8), "data", lambda x: gradient_density(x, axis_name="data"))
+    sent = jaxcomm.wire.account(density, jnp.zeros((8, 2560, 16)))
     assert sent.bytes_per_worker == 2 * 7 / 8 * 2560 / 8
-
-
-def test_a_mistake() -> None:
-    with pytest.raises(ValueError, match="`granularity` must be one of"):
-        jaxcomm.gradient_density(jnp.zeros(3), granularity="column")

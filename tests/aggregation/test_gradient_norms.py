@@ -1,6 +1,5 @@
 """Norms before and after aggregation, against NumPy."""
 
-import functools
 from typing import Any
 
 import jax
@@ -11,33 +10,28 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxcomm
+from jaxcomm import gradient_norms
 from jaxcomm.synchronization import local_sgd
+from tests.aggregation.runs import WHERE, WORKERS, prepared, refuse
 from tests.workers import mesh_of
 
-N = 4
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-KINDS = pytest.mark.parametrize("kind", ["mesh", "simulated"])
 START = {"a": np.ones(2, np.float32), "b": np.float32(1)}
+NORMS = gradient_norms(jaxcomm.mean())
 
 
-def loss_fn(params: Any, x: jax.Array) -> jax.Array:
+def loss(params: Any, x: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(x[:, :2] @ params["a"] + params["b"] * x[:, 2] - 1))
 
 
-def own_gradients(x: np.ndarray = X, workers: int = N) -> np.ndarray:
-    rows = x.astype(np.float64).reshape(workers, -1, 3)
+def own_gradients(x: np.ndarray = X) -> np.ndarray:
+    rows = x.astype(np.float64).reshape(WORKERS, -1, 3)
     return np.stack([2 * (r * (r @ np.ones(3) - 1)[:, None]).mean(0) for r in rows])
 
 
-def build(kind: str, tx: Any, loss: Any = loss_fn, **options: Any) -> Any:
-    workers: Any = mesh_of(N) if kind == "mesh" else N
-    make: Any = jaxcomm.make_step if kind == "mesh" else jaxcomm.simulate
-    return make(loss, tx, workers, donate=False, **options), jaxcomm.init(tx, START, workers)
-
-
 def norms(metrics: dict[str, Any]) -> list[float]:
-    names = ("worker_gradient_norm", "gradient_norm")
-    return [float(metrics[f"diagnostics/{name}"]) for name in names]
+    found = {name.rpartition("/")[2]: float(x) for name, x in metrics.items()}
+    return [found["worker_gradient_norm"], found["gradient_norm"]]
 
 
 def right(gradients: np.ndarray, weights: Any = None) -> list[float]:
@@ -46,37 +40,36 @@ def right(gradients: np.ndarray, weights: Any = None) -> list[float]:
     return [np.sqrt(np.average(squares, weights=weights)), np.linalg.norm(mean)]
 
 
-@KINDS
-def test_of_the_exact_mean(kind: str) -> None:
-    tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.mean()), optax.clip_by_global_norm(0.1))
-    step, state = build(kind, tx)
-    assert not any(jax.tree.leaves(state[0].diagnostics))
-    metrics = step(START, state, X)[2]
-    np.testing.assert_allclose(norms(metrics), right(own_gradients()), rtol=1e-5)
+def told(tx: Any, where: Any, batch: Any = X, **options: Any) -> list[float]:
+    step, state = prepared(loss, tx, START, where, **options)
+    return norms(step(START, state, batch)[2])
 
 
-@KINDS
-def test_with_weights(kind: str) -> None:
+@WHERE
+def test_of_the_exact_mean_with_weights(where: Any) -> None:
+    """Before a clip; a worker of weight 0 may have a NaN."""
+
     def gradients(loss_fn: Any, params: Any, batch: Any) -> Any:
-        loss, gradient = jaxcomm.local_value_and_grad(loss_fn)(params, batch[0])
-        bad = jnp.where(batch[1][0] == 0, jnp.nan, 1)
-        return loss, jax.tree.map(lambda g: g * bad, gradient), batch[1][0]
+        x, (weight,) = batch
+        value, gradient = jaxcomm.local_value_and_grad(loss_fn)(params, x)
+        bad = jnp.where(weight == 0, jnp.nan, 1)
+        return value, jax.tree.map(lambda g: g * bad, gradient), weight
 
-    step, state = build(kind, jaxcomm.gradient_norms(jaxcomm.mean()), gradients=gradients)
-    weights = np.array([0, 1, 2, 5], np.float32)
-    metrics = step(START, state, (X, weights))[2]
-    np.testing.assert_allclose(norms(metrics), right(own_gradients(), weights), rtol=1e-5)
+    tx, weights = optax.chain(NORMS, optax.clip_by_global_norm(0.1)), np.float32([0, 1, 2, 5])
+    np.testing.assert_allclose(told(tx, where), right(own_gradients()), rtol=1e-5)
+    found = told(tx, where, (X, weights), gradients=gradients)
+    np.testing.assert_allclose(found, right(own_gradients(), weights), rtol=1e-5)
 
 
 def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
-    plain = jaxcomm.global_qsgd(bits=8)
-    results = []
-    for aggregator in (plain, jaxcomm.gradient_norms(plain)):
-        step, state = build("mesh", optax.chain(aggregator, optax.sgd(1.0)))
+    plain, results = jaxcomm.global_qsgd(bits=8), []
+    for aggregator in (plain, gradient_norms(plain)):
+        tx = optax.chain(aggregator, optax.sgd(1.0))
+        step, state = prepared(loss, tx, START, mesh_of(WORKERS))
         sent = jaxcomm.wire.account(step, START, state, X).bytes_per_worker
         results.append((sent, *step(START, state, X)[::2]))
     (bytes_without, after, _), (bytes_with, same, metrics) = results
-    assert bytes_with - bytes_without == 4 * 2 * (N - 1) / N
+    assert bytes_with - bytes_without == 4 * 2 * (WORKERS - 1) / WORKERS
     change = np.concatenate([np.ravel(START[k] - np.asarray(after[k])) for k in START])
     np.testing.assert_array_equal(same["a"], after["a"])
     expected = [right(own_gradients())[0], np.linalg.norm(change)]
@@ -84,61 +77,55 @@ def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
 
 
 def test_over_two_axes_and_inner_devices() -> None:
-    sizes = {"dcn": 2, "ici": 2, "inner": 2}
-    mesh = jax.make_mesh((2, 2, 2), tuple(sizes), axis_types=(AxisType.Auto,) * 3)
-    stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
-    tx = jaxcomm.gradient_norms(stages)
-    step = jaxcomm.make_step(loss_fn, tx, mesh, axis_name=("dcn", "ici"), donate=False)
-    metrics = step(START, jaxcomm.init(tx, START, mesh), X)[2]
-    np.testing.assert_allclose(norms(metrics), right(own_gradients()), rtol=1e-5)
+    mesh = jax.make_mesh((2, 2, 2), ("dcn", "ici", "inner"), axis_types=(AxisType.Auto,) * 3)
+    tx = gradient_norms(jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn")))
+    found = told(tx, mesh, axis_name=("dcn", "ici"))
+    np.testing.assert_allclose(found, right(own_gradients()), rtol=1e-5)
 
 
-@KINDS
-def test_inside_accumulate_and_skip_nonfinite(kind: str) -> None:
-    tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.mean()), optax.sgd(0.0))
-    tx = jaxcomm.skip_nonfinite(jaxcomm.accumulate(tx, 2))
-    step, state = build(kind, tx)
+@WHERE
+def test_inside_accumulate_and_skip_nonfinite(where: Any) -> None:
+    tx = jaxcomm.skip_nonfinite(jaxcomm.accumulate(optax.chain(NORMS, optax.sgd(0.0)), 2))
+    step, state = prepared(loss, tx, START, where)
     seen = []
     for batch in (X, -X, np.full_like(X, np.nan), X):
         _, state, metrics = step(START, state, batch)
-        found = {k.rsplit("/")[-1]: float(v) for k, v in metrics.items()}
-        seen.append([found["worker_gradient_norm"], found["gradient_norm"]])
+        seen.append(norms(metrics))
     expected = right((own_gradients() + own_gradients(-X)) / 2)
     np.testing.assert_allclose(seen, [[0, 0], *[expected] * 3], rtol=1e-5)
 
 
-def test_resized_and_as_the_aggregator_of_local_steps() -> None:
-    tx = optax.chain(jaxcomm.gradient_norms(jaxcomm.top_k_sgd(ratio=0.5)), optax.sgd(0.1))
-    step, state = build("simulated", tx)
+def test_other_workers_have_the_same_norms() -> None:
+    tx = gradient_norms(jaxcomm.top_k_sgd(ratio=0.5))
+    step, state = prepared(loss, tx, START, WORKERS)
     params, state, metrics = step(START, state, X)
     smaller, params = jaxcomm.resize_workers(tx, state, params, 2)
-    kept = smaller[0].diagnostics["gradient_norm"]
-    assert kept == metrics["diagnostics/gradient_norm"]
-    params, *_ = jaxcomm.simulate(loss_fn, tx, 2)(params, smaller, X)
+    assert smaller.diagnostics["gradient_norm"] == norms(metrics)[1]
+    params, *_ = prepared(loss, tx, START, 2)[0](params, smaller, X)
     assert np.isfinite(params["a"]).all()
 
-    tx = optax.chain(
-        optax.sgd(0.5), local_sgd(1, aggregator=jaxcomm.gradient_norms(jaxcomm.mean()))
-    )
-    replicas = jaxcomm.replicate(START, N)
-    step = jaxcomm.simulate(loss_fn, tx, N)
-    found = step(replicas, jaxcomm.init(tx, replicas, N), X)[2]
-    found = {k.rsplit("/")[-1]: float(v) for k, v in found.items()}
-    displaced = [found["worker_gradient_norm"], found["gradient_norm"]]
+
+def test_as_the_aggregator_of_local_steps() -> None:
+    tx = optax.chain(optax.sgd(0.5), local_sgd(1, aggregator=NORMS))
+    replicas = jaxcomm.replicate(START, WORKERS)
+    step, state = prepared(loss, tx, replicas, WORKERS)
+    displaced = norms(step(replicas, state, X)[2])
     np.testing.assert_allclose(displaced, np.multiply(0.5, right(own_gradients())), rtol=1e-5)
 
 
-def test_mistakes() -> None:
-    norms_of = jaxcomm.gradient_norms
-    with pytest.raises(ValueError, match="`gradient_norms` takes aggregators"):
-        norms_of(jaxcomm.accumulate(jaxcomm.mean(), 2))
-    with pytest.raises(ValueError, match="gradients at once: leave out norms"):
-        jaxcomm.scheduling.wait_free(norms_of(jaxcomm.mean()))
-    step, state = build("simulated", norms_of(jaxcomm.zeroth_order()))
-    with pytest.raises(ValueError, match="`zeroth_order` evaluates the loss itself"):
-        step(START, state, X)
-    tx = jaxcomm.hierarchical(norms_of(jaxcomm.mean("ici")), jaxcomm.mean("dcn"))
-    sizes = {"dcn": 2, "ici": 2}
-    make = functools.partial(jaxcomm.simulate, loss_fn, tx, sizes, axis_name=("dcn", "ici"))
-    with pytest.raises(ValueError, match="place it around `hierarchical`"):
-        make()(START, jaxcomm.init(tx, START, sizes), X)
+STAGES = jaxcomm.hierarchical(gradient_norms(jaxcomm.mean("ici")), jaxcomm.mean("dcn"))
+MISTAKES = {
+    "`gradient_norms` takes aggregators": lambda: gradient_norms(jaxcomm.accumulate(NORMS, 2)),
+    "gradients at once: leave out norms": lambda: jaxcomm.scheduling.wait_free(NORMS),
+    "`zeroth_order` evaluates the loss itself": lambda: told(
+        gradient_norms(jaxcomm.zeroth_order()), WORKERS
+    ),
+    "place it around `hierarchical`": lambda: told(
+        STAGES, {"dcn": 2, "ici": 2}, axis_name=("dcn", "ici")
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_named(message: str) -> None:
+    refuse(message, MISTAKES[message])

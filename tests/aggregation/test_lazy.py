@@ -1,7 +1,7 @@
 """Lazy uploads: who uploads, that the aggregate is the mean of last uploads, and what is sent."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +13,12 @@ import jaxcomm
 from jaxcomm import Claims, Codec
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import ef21, error_feedback
-from jaxcomm.compression.quantizers import dither, fixed_threshold, scaled_signs, signs
+from jaxcomm.compression.quantizers import dither, signs
 from jaxcomm.compression.sparsifiers import top_k
+from tests.aggregation.runs import last, refuse, sent, steps
 from tests.slow import slow
-from tests.workers import Mode, aggregator, initial, mesh_of
+from tests.workers import Mode
 
-MODES = pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 WORKERS, SIZE, RATE = 4, 6, 0.1
 BITS = 3
 
@@ -48,86 +48,53 @@ def grid() -> Codec:
 
 
 def on_grid(x: np.ndarray) -> np.ndarray:
-    """The same by Sun et al.'s formula, in NumPy."""
-    tau, radius = 1 / (2**BITS - 1), np.abs(x).max()
-    if radius == 0:
-        return np.zeros_like(x)
-    codes = np.floor((x + radius) / (2 * tau * radius) + 0.5)
+    """The same of each row by Sun et al.'s formula, in NumPy."""
+    tau, radius = 1 / (2**BITS - 1), np.abs(x).max(axis=1, keepdims=True)
+    codes = np.floor((x + radius) / (2 * tau * np.where(radius > 0, radius, 1)) + 0.5)
     assert codes.min() >= 0 and codes.max() <= 2**BITS - 1
     return np.asarray(2 * tau * radius * codes - radius)
 
 
-def problem() -> tuple[np.ndarray, np.ndarray]:
-    """Quadratics with different curvatures and minima, [workers, size] each."""
-    rng = np.random.default_rng(0)
-    curvatures = np.array([0.2, 0.5, 1.0, 4.0])[:, None] * rng.uniform(0.5, 1, (WORKERS, SIZE))
-    return curvatures, rng.normal(size=(WORKERS, SIZE))
-
-
 def by_hand(
     steps: int, quantize: Callable[[np.ndarray], np.ndarray], xi: float, depth: int, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The papers' algorithm with their thresholds on parameters: [steps, size], bool[steps, n]."""
-    curvatures, minima = problem()
-    theta, history = np.zeros(SIZE), [np.zeros(SIZE)] * (depth + 1)
-    last, total = np.zeros((WORKERS, SIZE)), np.zeros(SIZE)
-    errors, clocks = np.zeros(WORKERS), np.zeros(WORKERS, int)
-    results, uploads = [], []
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The papers' algorithm with their thresholds on parameters, of quadratics.
+
+    In each step the gradients and the last uploads [workers, size], and who uploads.
+    """
+    rng, shape = np.random.default_rng(0), (WORKERS, SIZE)
+    curvatures = np.array([0.2, 0.5, 1.0, 4.0])[:, None] * rng.uniform(0.5, 1, shape)
+    minima, uploads = rng.normal(size=shape), np.zeros(shape)
+    history = [np.zeros(SIZE)] * (depth + 1)
+    errors, clocks = np.zeros(WORKERS), np.zeros(WORKERS)
     for _ in range(steps):
         moved = sum(np.sum((new - old) ** 2) for new, old in itertools.pairwise(history))
-        threshold = xi / depth * moved / (RATE / WORKERS * WORKERS) ** 2
-        who = np.zeros(WORKERS, bool)
-        for worker in range(WORKERS):
-            innovation = curvatures[worker] * (theta - minima[worker]) - last[worker]
-            sent = quantize(innovation)
-            error = np.sum((innovation - sent) ** 2)
-            bound = threshold + 3 * (error + errors[worker])
-            who[worker] = np.sum(sent**2) >= bound or clocks[worker] >= most
-            clocks[worker] += 1
-            if who[worker]:
-                last[worker] += sent
-                total += sent
-                errors[worker], clocks[worker] = error, 0
-        theta = theta - RATE / WORKERS * total
-        history = [theta, *history[:-1]]
-        results.append(total / WORKERS)
-        uploads.append(who)
-    return np.stack(results), np.stack(uploads)
+        gradients = curvatures * (history[0] - minima)
+        innovation = gradients - uploads
+        sent = quantize(innovation)
+        error = np.sum((innovation - sent) ** 2, axis=1)
+        bound = xi / depth * moved / RATE**2 + 3 * (error + errors)
+        who = (np.sum(sent**2, axis=1) >= bound) | (clocks >= most)
+        uploads = uploads + who[:, None] * sent
+        errors, clocks = np.where(who, error, errors), np.where(who, 0, clocks + 1)
+        history = [history[0] - RATE * uploads.mean(axis=0), *history[:-1]]
+        yield gradients, uploads, who
 
 
-def train(tx: Any, steps: int, mode: Mode = "vmap") -> tuple[np.ndarray, np.ndarray, Any]:
-    """The same gradient descent with a transformation: results, upload rates, the last state."""
-    curvatures, minima = (jnp.asarray(x, jnp.float32) for x in problem())
-    run, ones = aggregator(tx, WORKERS, mode), jnp.ones(WORKERS)
-
-    @jax.jit
-    def go(state: Any) -> Any:
-        def step(carry: Any, _: None) -> Any:
-            theta, state = carry
-            results, state = run(curvatures * (theta[None] - minima), state, ones)
-            said = (results, state.diagnostics["uploads"])
-            return (theta - RATE * results[0], state), said
-
-        return jax.lax.scan(step, (jnp.zeros(SIZE), state), length=steps)
-
-    (_, state), (results, rates) = go(initial(tx, jnp.zeros((WORKERS, SIZE)), mode))
-    np.testing.assert_array_equal(results, np.broadcast_to(results[:, :1], results.shape))
-    return np.asarray(results[:, 0]), np.asarray(rates), state
-
-
-@MODES
+@pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 @pytest.mark.parametrize("method", ["LAG-WK", "LAQ"])
 def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
     """With thresholds on the parameters there, and on the aggregates here."""
     codec, quantize = (None, lambda x: x) if method == "LAG-WK" else (grid(), on_grid)
-    options: dict[str, Any] = {"threshold": 0.8, "memory": 5, "max_skip": 7}
-    steps = 40
-    found, rates, _ = train(jaxcomm.lazy(codec, **options, diagnostics=True), steps, mode)
-    results, uploads = by_hand(steps, quantize, 0.8, 5, 7)
-    np.testing.assert_allclose(rates, uploads.mean(axis=1), rtol=1e-6)
-    np.testing.assert_allclose(found, results, rtol=0, atol=2e-6)
-    assert uploads[0].all() and 0.05 < uploads.mean() < 0.7
-    assert not uploads.any(axis=1).all()  # In some steps all skip.
+    tx = jaxcomm.lazy(codec, threshold=0.8, memory=5, max_skip=7, diagnostics=True)
+    given, uploads, who = map(np.array, zip(*by_hand(40, quantize, 0.8, 5, 7), strict=True))
+    found = steps(tx, given, mode)
+    for (results, state), of_step, uploading in zip(found, uploads, who, strict=True):
+        expected = np.tile(of_step.mean(axis=0), (WORKERS, 1))
+        np.testing.assert_allclose(results, expected, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(state.diagnostics["uploads"], uploading.mean(), rtol=1e-6)
+    assert who[0].all() and 0.05 < who.mean() < 0.7
+    assert not who.any(axis=1).all()  # In some steps all skip.
 
 
 def held_by(state: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -136,187 +103,111 @@ def held_by(state: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(own.last.total, np.float64), np.asarray(shared.mean.total, np.float64)
 
 
+def normal(steps: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(steps, WORKERS, SIZE)).astype(np.float32)
+
+
 def test_the_aggregate_is_the_mean_of_the_last_uploads_exactly() -> None:
-    """Of integers, whose sums and means are exact."""
+    """Of integers, whose sums and means are exact; after a NaN and for other workers too."""
     rng = np.random.default_rng(1)
     tx = jaxcomm.lazy(threshold=0.5, memory=3, diagnostics=True)
-    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.zeros((WORKERS, SIZE)), "vmap")
-    rates, center = [], rng.integers(-64, 64, (WORKERS, SIZE))
-    for _ in range(20):
-        given = center + rng.integers(-48, 48, (WORKERS, 1)) * rng.integers(0, 2, (WORKERS, 1))
-        results, state = run(jnp.asarray(given, jnp.float32), state, jnp.ones(WORKERS))
-        last, aggregate = held_by(state)
-        np.testing.assert_array_equal(last.mean(axis=0), aggregate)
-        np.testing.assert_array_equal(results, np.tile(aggregate, (WORKERS, 1)))
-        rates.append(float(state.diagnostics["uploads"]))
+    center, of_step = rng.integers(-64, 64, (WORKERS, SIZE)), (20, WORKERS, 1)
+    given = center + rng.integers(-48, 48, of_step) * rng.integers(0, 2, of_step)
+    given = given.astype(np.float32)
+    given[10, 2, 3] = np.nan
+    rates, before = [], (np.zeros(()), np.zeros(()))
+    for number, (results, state) in enumerate(steps(tx, given)):
+        uploads, aggregate = held_by(state)
+        if number == 10:
+            assert np.isnan(results).all()
+            np.testing.assert_array_equal(uploads, before[0])
+        else:
+            np.testing.assert_array_equal(results, np.tile(aggregate, (WORKERS, 1)))
+            rates.append(float(state.diagnostics["uploads"]))
+        np.testing.assert_array_equal(uploads.mean(axis=0), aggregate)
+        before = uploads, aggregate
     assert len({*rates}) > 2
+    for workers in (3, 8):
+        resized, _ = jaxcomm.resize_workers(tx, state, jnp.zeros(SIZE), workers)
+        uploads, same = held_by(resized)
+        np.testing.assert_array_equal(same, aggregate)
+        np.testing.assert_array_equal(uploads, np.tile(aggregate, (workers, 1)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("combined", ["summed", "gathered"])
-def test_of_other_numbers_it_is_so_to_rounding(combined: str) -> None:
-    """Each mean of innovations is rounded once, so that errors add up as those of a random walk."""
-    codec = blockwise(dither(bits=8), 2)
-    if combined == "gathered":
-        codec = codec.replace(combine=None)
-    tx, steps = jaxcomm.lazy(codec, threshold=0.01, memory=2), 3000
-    run, ones = aggregator(tx, WORKERS, "vmap"), jnp.ones(WORKERS)
-
-    @jax.jit
-    def go(state: Any) -> Any:
-        def step(state: Any, key: jax.Array) -> Any:
-            return run(1 + jax.random.normal(key, (WORKERS, SIZE)), state, ones)[1], None
-
-        return jax.lax.scan(step, state, jax.random.split(jax.random.key(0), steps))[0]
-
-    last, aggregate = held_by(go(initial(tx, jnp.zeros((WORKERS, SIZE)), "vmap")))
-    np.testing.assert_allclose(last.mean(axis=0), aggregate, rtol=0, atol=steps**0.5 * 2e-7)
-    assert np.abs(last).max() > 1
-
-
-def test_with_a_threshold_of_0_it_is_the_mean() -> None:
-    tx, exact = jaxcomm.lazy(threshold=0.0, diagnostics=True), jaxcomm.mean()
-    given = np.random.default_rng(0).normal(size=(5, WORKERS, SIZE)).astype(np.float32)
-    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
-    plain = aggregator(exact, WORKERS, "vmap")
-    for updates in (*given, given[-1]):  # Also without a change.
-        results, state = run(updates, state, jnp.ones(WORKERS))
-        means, _ = plain(updates, exact.init(updates), jnp.ones(WORKERS))
-        np.testing.assert_allclose(results, means, rtol=0, atol=1e-6)
-        assert state.diagnostics["uploads"] == 1
-
-
-@pytest.mark.parametrize("combined", [slow("summed"), "gathered"])
-def test_with_a_threshold_of_0_it_is_ef21(combined: str) -> None:
+@pytest.mark.parametrize("combine", [slow("sum"), None])
+def test_with_a_threshold_of_0_it_is_ef21(combine: Any) -> None:
     """Whose workers send the difference to their estimate in each step."""
-    codec = blockwise(dither(bits=8), 2).replace(combine="sum" if combined == "summed" else None)
-    mean = jaxcomm.all_reduce_mean if combined == "summed" else jaxcomm.all_gather_mean
-    given = np.random.default_rng(0).normal(size=(4, WORKERS, SIZE)).astype(np.float32)
-    results = []
-    for tx in (jaxcomm.lazy(codec, threshold=0.0), mean(ef21(codec))):
-        run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
-        for updates in given:
-            result, state = run(updates, state, jnp.ones(WORKERS))
-            results.append(np.asarray(result))
-    np.testing.assert_allclose(results[:4], results[4:], rtol=0, atol=1e-6)
+    codec = blockwise(dither(bits=8), 2).replace(combine=combine)
+    mean = jaxcomm.all_reduce_mean if combine else jaxcomm.all_gather_mean
+    lazy, other = jaxcomm.lazy(codec, threshold=0.0), mean(ef21(codec))
+    found, expected = ([x for x, _ in steps(tx, normal(4))] for tx in (lazy, other))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_no_worker_skips_more_than_the_most() -> None:
     tx = jaxcomm.lazy(threshold=1e6, memory=1, max_skip=3, diagnostics=True)
-    given = np.random.default_rng(0).normal(size=(9, WORKERS, SIZE)).astype(np.float32)
-    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
-    rates = []
-    for updates in given:
-        results, state = run(updates, state, jnp.ones(WORKERS))
-        rates.append(float(state.diagnostics["uploads"]))
+    given = normal(9)
+    found = [*steps(tx, given)]
+    rates = [state.diagnostics["uploads"] for _, state in found]
     assert rates == [1, 0, 0, 0, 1, 0, 0, 0, 1]
-    np.testing.assert_allclose(results[0], given[8].mean(axis=0), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found[-1][0][0], given[8].mean(axis=0), rtol=0, atol=1e-6)
 
 
 def test_bytes_fall_only_if_all_skip() -> None:
     """What is sent outside of the conditional are two flags; a branch is without collectives."""
-    run = aggregator(jaxcomm.lazy(), WORKERS, "checked")
-    updates = jnp.zeros((WORKERS, 1000))
-    state = initial(jaxcomm.lazy(), updates, "checked")
-    sent = jaxcomm.wire.account(run, updates, state, jnp.ones(WORKERS))
-    always = [c for c in sent.collectives if not any("cond" in part for part in c.path)]
+    account = sent(jaxcomm.lazy(), jnp.zeros((WORKERS, 1000)))
+    always = [c for c in account.collectives if not any("cond" in part for part in c.path)]
     assert sum(c.bytes_per_worker for c in always) == 2 * 3 / 4 * 8
-    assert sent.bytes_per_worker == 2 * 3 / 4 * (4000 + 8)
-    assert {part for c in sent.collectives for part in c.path if "cond" in part} == {"cond 2/2"}
-    assert sent.amortized_bytes_per_worker(0.25) == 2 * 3 / 4 * (1000 + 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["vmap", "checked", "unchecked"])
-def test_after_a_nan_all_goes_on_as_before(mode: Mode) -> None:
-    tx = jaxcomm.lazy(blockwise(dither(bits=8), 4))
-    given = np.random.default_rng(0).normal(size=(3, WORKERS, SIZE)).astype(np.float32)
-    run, state = aggregator(tx, WORKERS, mode), initial(tx, jnp.asarray(given[0]), mode)
-    _, before = run(given[0], state, jnp.ones(WORKERS))
-    spoiled = given[1].copy()
-    spoiled[2, 3] = np.nan
-    results, after = run(spoiled, before, jnp.ones(WORKERS))
-    assert np.isnan(results).all()
-    for x, y in zip(
-        jax.tree.leaves((after.own, after.shared)),
-        jax.tree.leaves((before.own, before.shared)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(x, y)
-
-
-@pytest.mark.parametrize("workers", [3, slow(8)])
-def test_other_workers_have_last_uploads_of_the_same_mean(workers: int) -> None:
-    tx = jaxcomm.lazy(threshold=0.5)
-    given = np.random.default_rng(0).integers(-8, 8, (4, WORKERS, SIZE)).astype(np.float32)
-    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, jnp.asarray(given[0]), "vmap")
-    for updates in given:
-        _, state = run(updates, state, jnp.ones(WORKERS))
-    resized, _ = jaxcomm.resize_workers(tx, state, jnp.zeros(SIZE), workers)
-    last, aggregate = held_by(resized)
-    assert last.shape == (workers, SIZE)
-    np.testing.assert_array_equal(last, np.tile(aggregate, (workers, 1)))
-    np.testing.assert_array_equal(aggregate, held_by(state)[1])
-
-
-def test_mistakes_are_named() -> None:
-    x = jnp.zeros(SIZE)
-    with pytest.raises(ValueError, match="`lazy` takes a codec without memory"):
-        jaxcomm.init(jaxcomm.lazy(error_feedback(top_k(k=1))), x, mesh_of(2))
+    assert account.bytes_per_worker == 2 * 3 / 4 * (4000 + 8)
+    assert {part for c in account.collectives for part in c.path if "cond" in part} == {"cond 2/2"}
+    assert account.amortized_bytes_per_worker(0.25) == 2 * 3 / 4 * (1000 + 8)
 
 
 def traced(codec: Codec, workers: int, threshold: float = 1.0) -> None:
     """Traces a step of 1,000 coordinates."""
-    tx = jaxcomm.lazy(codec, threshold=threshold)
-    state = jaxcomm.init(tx, jnp.zeros(1000), workers)
-    run = aggregator(tx, workers, "vmap")
-    jax.eval_shape(run, jnp.zeros((workers, 1000)), state, jnp.ones(workers))
+    sent(jaxcomm.lazy(codec, threshold=threshold), jnp.zeros((workers, 1000)), "vmap")
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("workers", [2, 128])
 def test_the_codec_of_the_docstring_is_accepted(workers: int) -> None:
-    line = "blockwise(dither(bits=16), 64)"
-    assert line in str(jaxcomm.lazy.__doc__)
-    traced(eval(line, {"blockwise": blockwise, "dither": dither}), workers)
+    assert "blockwise(dither(bits=16), 64)" in str(jaxcomm.lazy.__doc__)
+    traced(blockwise(dither(bits=16), 64), workers)
 
 
 @pytest.mark.parametrize(
     ("codec", "found"),
     [
-        (dither(levels=1), ".* for"),
         (blockwise(dither(bits=8), 256), r"1\.03 for 1000 coordinates"),
         (scaled(dither(levels=1)), ".* for"),
-        (scaled_signs(), ".* for"),
         (top_k(ratio=0.1), r"0\.9 for"),
         (signs(), "unknown"),
-        (fixed_threshold(0.1), "unknown"),
     ],
 )
 def test_codecs_with_which_none_might_upload_are_refused(codec: Codec, found: str) -> None:
     """For 100 steps, updates were 0."""
-    with pytest.raises(ValueError, match=f"`lazy` needs .* of at most 1/4.*it is {found}"):
-        traced(codec, 4)
+    refuse(f"`lazy` needs .* of at most 1/4.*it is {found}", lambda: traced(codec, 4))
     traced(blockwise(dither(bits=8), 64), 4, threshold=0.0)  # Then each step uploads.
+
+
+def test_memory_within_is_refused() -> None:
+    codec = error_feedback(top_k(k=1))
+    refuse("`lazy` takes a codec without memory", lambda: traced(codec, 2))
 
 
 def test_all_upload_in_the_first_step() -> None:
     """A worker whose gradient is small beside those of others does, too: no rule holds yet."""
     tx = jaxcomm.lazy(blockwise(dither(bits=16), 64), threshold=1e6, diagnostics=True)
-    given = jax.random.normal(jax.random.key(0), (WORKERS, 64))
-    given *= jnp.array([1, 1e-3, 1e-6, 0])[:, None]
-    run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, given, "vmap")
-    results, state = run(given, state, jnp.ones(WORKERS))
+    given = np.random.default_rng(0).normal(size=(4, 64)) * [[1], [1e-3], [1e-6], [0]]
+    results, state = last(tx, [given])
     assert state.diagnostics["uploads"] == 1
     np.testing.assert_allclose(results[0], given.mean(axis=0), rtol=0, atol=1e-3)
 
 
 def test_the_error_of_an_upload_is_of_what_was_uploaded() -> None:
     """With summed payloads, worker 1 rounds with the norm of worker 0: 3.8e-3, not 9.5e-9."""
-    tx = jaxcomm.lazy(dither(bits=8))
-    given = jnp.array([[3.0, -1.0, 2.0, 0.5], [1e-3, 2e-3, -1e-3, 5e-4]])
-    run, state = aggregator(tx, 2, "vmap"), initial(tx, given, "vmap")
-    _, state = run(given, state, jnp.ones(2))
+    given = np.array([[3.0, -1.0, 2.0, 0.5], [1e-3, 2e-3, -1e-3, 5e-4]])
+    _, state = last(jaxcomm.lazy(dither(bits=8)), [given])
     (own,) = state.own.per_worker["data"]
-    errors = np.mean((np.asarray(given) - np.asarray(own.last.total)) ** 2, axis=1)
+    errors = np.mean((given - np.asarray(own.last.total)) ** 2, axis=1)
     np.testing.assert_allclose(own.error, errors, rtol=1e-5)
     assert errors[1] > 1e-7  # Its own norm is 2e-3, of which a level is 3e-5.

@@ -9,18 +9,19 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.aggregation import _mean
-from jaxcomm.testing import AGGREGATOR_LAWS, AggregatorTrial
+from tests.aggregation.runs import averaged, compiled, over, prepared, sent
 from tests.aggregation.test_shard_local import OVER_DATA
-from tests.laws.test_wire import COLLECTIVE, compiled, compiled_collectives
+from tests.laws.test_wire import COLLECTIVE, compiled_collectives
 from tests.slow import slow
-from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, initial
+from tests.workers import MODE_ROWS, Mode, aggregate
 
 SHAPES = {"kernel": (6, 8), "bias": (5,), "scale": (), "empty": (0, 3)}
-MESH_OF_TWO = ("dcn", "ici")
+MEAN, AXES = jaxcomm.mean(), ("dcn", "ici")
 
 
 def exact(workers: int, dtype: str, seed: int = 0) -> dict[str, np.ndarray]:
@@ -43,14 +44,10 @@ def exact(workers: int, dtype: str, seed: int = 0) -> dict[str, np.ndarray]:
 def oracle(rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """The float32 mean over the first axis, rounded to nearest; of ties, to the even one."""
     weights = np.ones(len(rows)) if weights is None else weights
-    each = weights.reshape(-1, *[1] * (rows.ndim - 1))
-    total = np.sum(np.where(each > 0, rows.astype(np.float64), 0) * each, axis=0)
-    mean = total.astype(np.float32) / np.float32(weights.sum())
-    if rows.dtype == np.float16:
-        return mean.astype(np.float16)
-    words = np.asarray(mean).view(np.uint32)
-    words = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
-    return words.astype(np.uint16).view(jnp.bfloat16)
+    counted = np.where(weights > 0, np.moveaxis(rows.astype(np.float64), 0, -1), 0)
+    return np.asarray((counted @ weights).astype(np.float32) / np.float32(weights.sum())).astype(
+        rows.dtype
+    )
 
 
 def as_float(tree: Any) -> Any:
@@ -64,25 +61,30 @@ def check(found: Any, updates: Any, weights: np.ndarray | None = None) -> None:
         np.testing.assert_array_equal(found[name], np.broadcast_to(expected, found[name].shape))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("mode", MODE_ROWS)
-@pytest.mark.parametrize("workers", [8, 2, slow(3), slow(5), slow(1)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "workers", "mode"),
+    [
+        ("bfloat16", 5, "checked"),
+        slow("float16", 8, "checked"),
+        *(slow("bfloat16", n, "checked") for n in (1, 2, 3, 8)),
+        *(slow(dtype, 3, "unchecked") for dtype in ("bfloat16", "float16")),
+        *(slow(dtype, n, "vmap") for dtype in ("bfloat16", "float16") for n in (2, 5)),
+    ],
+)
 def test_the_float32_mean_rounded_once(dtype: str, workers: int, mode: Mode) -> None:
     updates = exact(workers, dtype)
     if workers % 2 == 0:
         ulp = 2.0 ** (-7 if dtype == "bfloat16" else -10)
         ties = oracle(updates["kernel"])[0, :2].astype(np.float64)
         np.testing.assert_array_equal(ties, [1, 1 + 2 * ulp])
-    check(aggregate(jaxcomm.mean(), jax.tree.map(jnp.asarray, updates), mode), updates)
+    check(aggregate(MEAN, jax.tree.map(jnp.asarray, updates), mode), updates)
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
 def test_large_leaves_in_place(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_mean, "LARGE", 6)
     updates = exact(2, "bfloat16") | {"half": exact(2, "float16")["kernel"]}
-    tx = jaxcomm.mean()
-    check(aggregate(tx, jax.tree.map(jnp.asarray, updates), mode), updates)
+    check(aggregate(jaxcomm.mean(), jax.tree.map(jnp.asarray, updates), mode), updates)
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
@@ -90,236 +92,142 @@ def test_weights_are_applied_before_the_rounding(mode: Mode) -> None:
     updates, weights = exact(4, "bfloat16"), np.array([1.0, 4, 0, 3])
     updates["kernel"][2], updates["scale"][2] = np.nan, np.inf  # Of weight 0.
     given = jax.tree.map(jnp.asarray, updates)
-    check(aggregate(jaxcomm.mean(), given, mode, weights), updates, weights)
-    none = aggregate(jaxcomm.mean(), given, mode, np.zeros(4))
-    assert all(np.all(x == 0) for x in none.values())
-    mistaken = aggregate(jaxcomm.mean(), given, mode, [1, -1, 0, 3])
-    assert all(np.all(np.isnan(x)) for x in mistaken.values())
+    check(aggregate(MEAN, given, mode, weights), updates, weights)
+    assert not any(x.any() for x in aggregate(MEAN, given, mode, np.zeros(4)).values())
+    mistaken = aggregate(MEAN, given, mode, [1, -1, 0, 3])
+    assert all(np.isnan(x).all() for x in mistaken.values())
 
 
-def test_a_weight_that_is_none() -> None:
-    tx = jaxcomm.mean()
-    average = lambda x: tx.update(x, tx.init(x), weight=-1.0)[0]  # noqa: E731
-    with pytest.raises(ValueError, match=r"`weight` must be 0 or from .*, got -1"):
-        jax.vmap(average, axis_name="data")(jnp.ones((2, 3), jnp.bfloat16))
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_the_largest_values_do_not_overflow(dtype: Any) -> None:
+    most = float(jnp.finfo(dtype).max)
+    np.testing.assert_array_equal(aggregate(MEAN, jnp.full((3, 4), most, dtype)), most)
 
 
-def test_non_finite_values_reach_every_worker() -> None:
-    leaves = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), exact(4, "bfloat16")
-    )
-    trial = AggregatorTrial(jaxcomm.mean(), 4, leaves=leaves, nonfinite="coordinate")
-    AGGREGATOR_LAWS["nonfinite"](trial)
+def test_only_empty_leaves() -> None:
+    assert aggregate(MEAN, jnp.zeros((3, 0, 2), jnp.bfloat16), "checked").shape == (3, 0, 2)
 
 
-def test_the_largest_values_do_not_overflow() -> None:
-    for dtype in (jnp.bfloat16, jnp.float16):
-        most = float(jnp.finfo(dtype).max)
-        result = aggregate(jaxcomm.mean(), jnp.full((3, 4), most, dtype))
-        np.testing.assert_array_equal(result, most)
+SHORT = {"all-to-all": 1, "all-gather": 1}
 
 
-def traced(dtypes: dict[str, str], workers: int, size: int = 4096) -> tuple[Any, tuple[Any, ...]]:
-    """A program of leaves of these dtypes, and its arguments."""
-    updates = {name: jnp.ones((workers, size), dtype) for name, dtype in dtypes.items()}
-    tx, ones = jaxcomm.mean(), jnp.ones(workers)
-    return aggregator(tx, workers, "checked"), (updates, initial(tx, updates, "checked"), ones)
+@pytest.mark.parametrize(
+    ("dtypes", "weighted", "each", "kinds"),
+    [
+        (["bfloat16"], False, 2, SHORT),
+        (["float16"], False, 2, SHORT),
+        # A weight travels with the rows.
+        (["bfloat16"], True, 2 + 2 / 512, SHORT),
+        (
+            ["bfloat16", "float32", "float16", "bfloat16", "float32"],
+            False,
+            2 * 4 + 3 * 2,
+            {"all-reduce": 1, **SHORT},
+        ),
+    ],
+)
+def test_words_of_16_bits(
+    dtypes: list[str], weighted: bool, each: float, kinds: dict[str, int]
+) -> None:
+    updates = {str(i): jnp.ones((8, 4096), dtype) for i, dtype in enumerate(dtypes)}
+    account = sent(MEAN, updates, weighted=weighted)
+    assert account.bytes_per_worker == 2 * 7 / 8 * 4096 * each
+    text = compiled(MEAN, updates, weighted=weighted)
+    assert Counter(kind for _, kind in COLLECTIVE.findall(text)) == kinds
+    if not weighted:
+        assert {*compiled_collectives(text)} == {"u16", *["f32"] * ("float32" in dtypes)}
 
 
-def kinds(text: str) -> Counter[str]:
-    return Counter(kind for _, kind in COLLECTIVE.findall(text))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_worker_sends_nothing(dtype: str) -> None:
+    updates = jnp.ones((1, 4096), dtype)
+    assert sent(MEAN, updates).bytes_per_worker == 0
+    # XLA keeps an all-reduce of one device, which types the result as equal on all workers.
+    assert {kind for _, kind in COLLECTIVE.findall(compiled(MEAN, updates))} <= {"all-reduce"}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_the_bytes_in_words_of_16_bits(dtype: str) -> None:
-    (narrow, arguments), (wide, others) = (traced({"x": d}, 8) for d in (dtype, "float32"))
-    sent, before = (
-        jaxcomm.wire.account(run, *each).bytes_per_worker
-        for run, each in ((narrow, arguments), (wide, others))
-    )
-    assert sent == before / 2 == 2 * 7 / 8 * 2 * 4096
-    text = compiled(narrow, arguments)
-    assert set(compiled_collectives(text)) == {"u16"}
-    assert kinds(text) == {"all-to-all": 1, "all-gather": 1}
-
-
-def test_three_collectives_for_mixed_dtypes() -> None:
-    dtypes = {"a": "bfloat16", "b": "float32", "c": "float16", "d": "bfloat16", "e": "float32"}
-    run, arguments = traced(dtypes, 8)
-    account = jaxcomm.wire.account(run, *arguments)
-    assert account.bytes_per_worker == 2 * 7 / 8 * 4096 * (2 * 4 + 3 * 2)
-    text = compiled(run, arguments)
-    assert set(compiled_collectives(text)) == {"u16", "f32"}
-    assert kinds(text) == {"all-reduce": 1, "all-to-all": 1, "all-gather": 1}
-    assert len({each.group for each in account.collectives}) == 3
-
-
-def test_a_weight_travels_with_the_rows() -> None:
-    tx, updates = jaxcomm.mean(), {"x": jnp.ones((8, 4096), jnp.bfloat16)}
-    arguments = updates, initial(tx, updates, "checked"), jnp.ones(8)
-    run = aggregator(tx, 8, "checked", weighted=True)
-    sent = jaxcomm.wire.account(run, *arguments)
-    assert sent.bytes_per_worker == 2 * 7 / 8 * 2 * 4096 + 7 * 4
-    assert kinds(compiled(run, arguments)) == {"all-to-all": 1, "all-gather": 1}
+def mesh_of_two(*axes: str) -> Any:
+    return jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_all_reduce_is_this_program(dtype: str) -> None:
     """Of float32 on a mesh; of 16 bits where an axis is automatic."""
     manual = {"data"} if dtype == "bfloat16" else {"data", "model"}
-    tx, updates = jaxcomm.mean(), {"a": jnp.ones((4, 6), dtype), "b": jnp.ones((4, 5), dtype)}
+    updates = {"a": jnp.ones((2, 6), dtype), "b": jnp.ones((2, 5), dtype)}
 
-    def ours(updates: Any) -> Any:
-        return tx.update(jax.tree.map(lambda x: x[0], updates), tx.init(updates))[0]
+    def plain(own: Any) -> Any:
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32) * 0.5, own)
+        totals = jax.tree.map(lambda x: lax.psum(x, "data"), wide)
+        return jax.tree.map(lambda x: x.astype(dtype), totals)
 
-    def plain(updates: Any) -> Any:
-        own = [x[0] for x in jax.tree.leaves(updates)]
-        wide = [x.astype(jnp.float32) * 0.25 for x in own]
-        totals = [lax.psum(x, "data") for x in wide]
-        return dict(zip(updates, [x.astype(dtype) for x in totals], strict=True))
-
-    def lowered(fn: Any) -> str:
-        mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-        fn.__name__ = fn.__qualname__ = "step"
-        run = jax.shard_map(
-            fn,
-            mesh=mesh,
-            in_specs=PartitionSpec("data"),
-            out_specs=PartitionSpec(),
-            axis_names=manual,
-        )
-        return jax.jit(run).lower(updates).as_text()
-
-    assert lowered(ours) == lowered(plain)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_worker_sends_nothing(dtype: str) -> None:
-    run, arguments = traced({"x": dtype}, 1)
-    assert jaxcomm.wire.account(run, *arguments).bytes_per_worker == 0
-    # XLA keeps an all-reduce of one device, which types the result as equal on all workers.
-    assert set(kinds(compiled(run, arguments))) <= {"all-reduce"}
-
-
-LEAVES = {"a": jnp.bfloat16, "b": jnp.float16, "c": jnp.float32}
+    mine, theirs = (
+        over(mesh_of_two("data", "model"), "data", fn, axis_names=manual).lower(updates).as_text()
+        for fn in (averaged(MEAN), plain)
+    )
+    assert mine == theirs
 
 
 def loss(params: Any, rows: jax.Array) -> jax.Array:
-    """Its gradient is the worker's row, in the dtype of each leaf."""
-    flat = jnp.concatenate([x.astype(jnp.float32) for x in jax.tree.leaves(params)])
-    return jnp.mean(rows, axis=0) @ flat
+    """Its gradient is the worker's row, in the dtype of the leaf."""
+    return jnp.mean(rows, axis=0) @ params.astype(jnp.float32)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [8, 1])
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_steps_and_scans_as_simulated(kind: AxisType, workers: int) -> None:
-    params = {name: jnp.zeros(5, dtype) for name, dtype in LEAVES.items()}
-    tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
-    rows = np.concatenate([exact(workers, "bfloat16", seed)["bias"] for seed in range(3)], axis=1)
-    mesh = jax.make_mesh((workers,), ("data",), (kind,), devices=jax.devices()[:workers])
-    step = jaxcomm.make_step(loss, tx, mesh, donate=False)
-    simulated = jaxcomm.simulate(loss, tx, workers, donate=False)
-    batch = jnp.asarray(rows.astype(np.float32))
-    here, _, _ = step(params, jaxcomm.init(tx, params, mesh), batch)
-    there, _, _ = simulated(params, jaxcomm.init(tx, params, workers), batch)
-    for number, (name, dtype) in enumerate(LEAVES.items()):
-        own = rows[:, 5 * number : 5 * number + 5].astype(dtype)
-        expected = oracle(own) if dtype != jnp.float32 else own.mean(axis=0)
-        for found in (here, there):
-            np.testing.assert_array_equal(
-                -np.asarray(found[name], np.float64), expected.astype(float)
-            )
-
-    def body(carry: Any, batch: jax.Array) -> Any:
-        params, state, _ = step(*carry, batch)
-        return (params, state), None
-
-    with jax.set_mesh(mesh):
-        carry = params, jaxcomm.init(tx, params, mesh)
-        carry = jax.tree.map(
-            lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec())), carry
-        )
-        (scanned, _), _ = jax.jit(lambda c, b: lax.scan(body, c, b))(carry, jnp.stack([batch] * 2))
-    twice, _, _ = step(here, jaxcomm.init(tx, params, mesh), batch)
-    jax.tree.map(
-        np.testing.assert_array_equal, *(as_float(jax.device_get(x)) for x in (scanned, twice))
-    )
-
-
-def over_two_axes(tx: Any, updates: Any) -> tuple[Any, Any]:
-    """The results of 2 x 4 workers, and the account."""
-    mesh = jax.make_mesh((2, 4), MESH_OF_TWO, axis_types=(AxisType.Auto,) * 2)
-    run = jax.jit(
-        jax.shard_map(
-            lambda x: tx.update(jax.tree.map(lambda leaf: leaf[0], x), tx.init(x))[0],
-            mesh=mesh,
-            in_specs=PartitionSpec(MESH_OF_TWO),
-            out_specs=PartitionSpec(),
-        )
-    )
-    return as_float(run(updates)), jaxcomm.wire.account(run, updates)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit, None])
+def test_steps_anywhere(kind: AxisType | None, workers: int) -> None:
+    """On a mesh of either kind, and simulated."""
+    rows, devices, where = exact(workers, "bfloat16")["bias"], jax.devices()[:workers], workers
+    if kind:
+        where = jax.make_mesh((workers,), ("data",), (kind,), devices=devices)
+    params = jnp.zeros(5, jnp.bfloat16)
+    step, state = prepared(loss, optax.chain(MEAN, optax.sgd(1.0)), params, where)
+    found, _, _ = step(params, state, rows.astype(np.float32))
+    np.testing.assert_array_equal(as_float(-found), as_float(oracle(rows)))
 
 
 def test_several_axes_and_several_stages() -> None:
     updates = exact(8, "bfloat16")
-    given, size = jax.tree.map(jnp.asarray, updates), 2 * (48 + 5 + 1)
-    found, account = over_two_axes(jaxcomm.mean(MESH_OF_TWO), given)
-    check(found, updates)
-    assert account.bytes_per_worker == 2 * 7 * 2 * -(-54 // 8)
-    nested, account = over_two_axes(
-        jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn")), given
-    )
-    assert account.bytes_by_axis == {"ici": 2 * 3 * 2 * -(-54 // 4), "dcn": size}
+    given, size = jax.tree.map(jnp.asarray, updates), 48 + 5 + 1
     grouped = {name: x.reshape(2, 4, *x.shape[1:]) for name, x in updates.items()}
-    check(nested, {name: np.stack([oracle(x) for x in rows]) for name, rows in grouped.items()})
+    of_groups = {name: np.stack([oracle(x) for x in rows]) for name, rows in grouped.items()}
+    stages = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn"))
+    for tx, rows, expected in (
+        (jaxcomm.mean(AXES), updates, {"dcn,ici": 2 * 7 * 2 * -(-size // 8)}),
+        (stages, of_groups, {"ici": 2 * 3 * 2 * -(-size // 4), "dcn": 2 * size}),
+    ):
+        run = over(mesh_of_two(*AXES), AXES, averaged(tx))
+        check(as_float(run(given)), rows)
+        assert jaxcomm.wire.account(run, given).bytes_by_axis == expected
 
 
 def test_the_devices_of_one_worker() -> None:
     """A worker's gradient is the mean over its devices, rounded once, before the aggregator."""
-    mesh = jax.make_mesh((2, 4), MESH_OF_TWO, axis_types=(AxisType.Auto,) * 2)
-    rows = exact(8, "bfloat16")["bias"]
-    params = jnp.zeros(5, jnp.bfloat16)
+    rows, params = exact(8, "bfloat16")["bias"], jnp.zeros(5, jnp.bfloat16)
     tx = optax.chain(jaxcomm.mean("dcn"), optax.sgd(1.0))
-    step = jaxcomm.make_step(lambda w, x: loss([w], x), tx, mesh, axis_name="dcn", donate=False)
-    new, _, _ = step(params, jaxcomm.init(tx, params, mesh), jnp.asarray(rows.astype(np.float32)))
+    step, state = prepared(loss, tx, params, mesh_of_two(*AXES), axis_name="dcn")
+    new, _, _ = step(params, state, rows.astype(np.float32))
     workers = np.stack([oracle(x) for x in rows.reshape(2, 4, 5)])
-    np.testing.assert_array_equal(-np.asarray(new, np.float64), oracle(workers).astype(float))
+    np.testing.assert_array_equal(as_float(-new), as_float(oracle(workers)))
 
 
 @pytest.mark.parametrize("automatic", [True, False])
 def test_shards(automatic: bool) -> None:
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    specs = {"kernel": PartitionSpec(None, "model")}
-    updates = {"kernel": exact(2, "bfloat16")["kernel"]}
+    specs, updates = {"kernel": P(None, "model")}, {"kernel": exact(2, "bfloat16")["kernel"]}
     # Without `shard_local` an all-reduce of float32 leaves the shards where they are.
-    tx = jaxcomm.mean() if automatic else jaxcomm.shard_local(jaxcomm.mean(), specs)
-    average = lambda x: tx.update(x, tx.init(x))[0]  # noqa: E731
-    placed = jax.device_put(
-        jax.tree.map(jnp.asarray, updates),
-        NamedSharding(mesh, PartitionSpec("data", None, "model")),
-    )
-    run = jax.jit(
-        jax.shard_map(
-            lambda x: average(jax.tree.map(lambda leaf: leaf[0], x)),
-            mesh=mesh,
-            in_specs=PartitionSpec("data"),
-            out_specs=PartitionSpec(),
-            axis_names={"data"},
-        )
-    )
+    tx = MEAN if automatic else jaxcomm.shard_local(MEAN, specs)
+    mesh = mesh_of_two("data", "model")
+    sharding = NamedSharding(mesh, P("data", None, "model"))
+    placed = jax.device_put(jax.tree.map(jnp.asarray, updates), sharding)
+    run = over(mesh, "data", averaged(tx), axis_names={"data"})
     result = run(placed)
     check(as_float(result), updates)
     assert result["kernel"].sharding.spec == specs["kernel"]
-    text = compiled(run, (placed,))
+    text = run.lower(placed).compile().as_text()
     expected = {"all-reduce"} if automatic else {"all-to-all", "all-gather"}
-    assert set(kinds(text)) == expected
+    assert {kind for _, kind in COLLECTIVE.findall(text)} == expected
     sends = [line for line in text.splitlines() if COLLECTIVE.search(line)]
     assert all(any(groups in line for groups in OVER_DATA) for line in sends)
     if not automatic:
         assert jaxcomm.wire.account(run, placed).bytes_per_worker == 2 * 2 * 48 // 4 // 2
-
-
-def test_only_empty_leaves() -> None:
-    found = aggregate(jaxcomm.mean(), {"a": jnp.zeros((3, 0, 2), jnp.bfloat16)}, "checked")
-    assert found["a"].shape == (3, 0, 2)

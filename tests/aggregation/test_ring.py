@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 import jaxcomm
-from tests.workers import MODE_ROWS, Mode, aggregate, aggregator, flat, initial
+from tests.aggregation.runs import averaged, over, sent
+from tests.slow import slow
+from tests.workers import Mode, aggregate, flat
 
 RING = jaxcomm.ring_mean()
 
@@ -50,73 +52,42 @@ def assert_in_order(results: Any, given: jax.Array) -> None:
     assert np.all(np.any(replicas == means, axis=1))
 
 
-def check_ring(workers: int, mode: Mode) -> None:
+@pytest.mark.parametrize(
+    ("workers", "mode"),
+    [
+        (5, "checked"),
+        (16, "vmap"),
+        *(slow(n, "checked") for n in (1, 2, 3, 8)),
+        *(slow(n, "unchecked") for n in (3, 8)),
+        slow(5, "vmap"),
+    ],
+)
+def test_the_order_of_the_sums(workers: int, mode: Mode) -> None:
     given = updates(workers, 23)
     results = aggregate(RING, given, mode)
     assert_in_order(results, given)
-    exact = flat(given).mean(axis=0)
-    np.testing.assert_allclose(results[0], exact, rtol=0, atol=2.0**-22)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_the_order_of_the_sums_on_a_mesh(workers: int) -> None:
-    check_ring(workers, "checked")
-
-
-@pytest.mark.parametrize(
-    ("workers", "mode"), [(3, "unchecked"), (8, "unchecked"), (5, "vmap"), (16, "vmap")]
-)
-def test_the_order_of_the_sums_elsewhere(workers: int, mode: Mode) -> None:
-    check_ring(workers, mode)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODE_ROWS)
-def test_equal_to_a_psum_up_to_rounding(mode: Mode) -> None:
-    given, weights = updates(5), [1.0, 0.0, 2.5, 4.0, 1.0]
-    for extra in ({}, {"weights": weights}):
-        ring, plain = (aggregate(tx, given, mode, **extra) for tx in (RING, jaxcomm.mean()))
-        for name, leaf in plain.items():
-            close = 2.0**-8 if name == "bfloat16" else 2.0**-21
-            np.testing.assert_allclose(ring[name], leaf, rtol=0, atol=close)
-            np.testing.assert_array_equal(ring[name], np.broadcast_to(ring[name][:1], leaf.shape))
+    np.testing.assert_allclose(results[0], flat(given).mean(axis=0), rtol=0, atol=2.0**-22)
 
 
 def test_two_axes_are_one_ring() -> None:
     given, axes = updates(8, 23), ("dcn", "ici")
-    tx = jaxcomm.ring_mean(axes)
+    average = averaged(jaxcomm.ring_mean(axes))
     mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
-
-    def average(x: jax.Array) -> jax.Array:
-        return tx.update(x, optax.EmptyState())[0]
-
-    on_mesh = jax.shard_map(
-        lambda x: average(x[0]), mesh=mesh, in_specs=PartitionSpec(axes), out_specs=PartitionSpec()
-    )
-    assert_in_order(jax.jit(on_mesh)(given), given)
+    assert_in_order(over(mesh, axes, average)(given), given)
     nested = jax.jit(jax.vmap(jax.vmap(average, axis_name="ici"), axis_name="dcn"))
     assert_in_order(nested(given.reshape(2, 4, 23)), given)
 
 
 @pytest.mark.parametrize(
     ("workers", "coordinates", "width"),
-    [(1, 7, 7), (2, 7, 4), (3, 7, 3), (5, 1, 1), (8, 1024, 128)],
+    [(1, 7, 7), (2, 7, 4), (5, 1, 1), (8, 1024, 128)],
 )
 def test_bytes_and_hops(workers: int, coordinates: int, width: int) -> None:
-    given = updates(workers, coordinates)
-    arguments = given, initial(RING, given, "checked"), jnp.ones(workers)
-    sent = jaxcomm.wire.account(aggregator(RING, workers, "checked"), *arguments)
-    assert sent.bytes_per_worker == 2 * (workers - 1) * width * 4
-    hops = [c for c in sent.collectives if c.primitive == "ppermute"]
+    account = sent(RING, updates(workers, coordinates))
+    assert account.bytes_per_worker == 2 * (workers - 1) * width * 4
+    hops = [c for c in account.collectives if c.primitive == "ppermute"]
     assert [(c.times, c.shape) for c in hops] == [(workers - 1, (width,))] * (workers > 1)
-    assert len(sent.collectives) <= 2 and not sent.unbounded
-
-
-@pytest.mark.parametrize("mode", MODE_ROWS)
-def test_infinity_and_nan_stay_what_they_are(mode: Mode) -> None:
-    given = jnp.ones((3, 4)).at[1, 0].set(jnp.inf).at[2, 3].set(jnp.nan)
-    np.testing.assert_array_equal(aggregate(RING, given, mode), [[np.inf, 1, 1, np.nan]] * 3)
+    assert len(account.collectives) <= 2 and not account.unbounded
 
 
 def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +95,8 @@ def test_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     given, tx = updates(3), jaxcomm.ring_mean()
     plain = flat(aggregate(jaxcomm.mean(), given))
     np.testing.assert_allclose(flat(aggregate(tx, given)), plain, rtol=0, atol=2.0**-8)
-    arguments = given, initial(tx, given, "checked"), jnp.ones(3)
-    sent = jaxcomm.wire.account(aggregator(tx, 3, "checked"), *arguments)
     # Buckets of 10, 21 and 1 coordinates: rows of 4, 7 and 1.
-    assert sent.bytes_per_worker == 2 * 2 * (4 + 7 + 1) * 4
+    assert sent(tx, given).bytes_per_worker == 2 * 2 * (4 + 7 + 1) * 4
 
 
 def test_empty_trees() -> None:

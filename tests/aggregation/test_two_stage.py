@@ -11,13 +11,13 @@ from jax import lax
 import jaxcomm
 from jaxcomm import _collectives
 from jaxcomm._collectives import from_message, to_message
-from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import nonzero
 from pallas_kernels._dispatch import Device
+from tests.aggregation.runs import refuse
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow
-from tests.workers import aggregate, draws, flat, gradients
+from tests.workers import aggregate, gradients
 
 
 class Mixed(NamedTuple):
@@ -59,7 +59,7 @@ def test_messages_in_tiles_come_back(dtype: type, monkeypatch: pytest.MonkeyPatc
         assert back.dtype == given.dtype
 
 
-@pytest.mark.parametrize("workers", [1, 3, slow(2), slow(8)])
+@pytest.mark.parametrize("workers", [3, *map(slow, (1, 2, 8))])
 def test_bfloat16_words_and_float32_sums(workers: int) -> None:
     updates = gradients(workers)
     results = aggregate(jaxcomm.mean(wire_dtype=jnp.bfloat16), updates)
@@ -73,54 +73,20 @@ def test_bfloat16_words_and_float32_sums(workers: int) -> None:
         assert np.mean(result[0] == expected) > 0.5
 
 
-@pytest.mark.slow
-def test_blocks_confine_a_large_coordinate() -> None:
-    given = jnp.full((4, 64), 0.01).at[:, 0].set(1000.0)
-    whole = aggregate(jaxcomm.two_stage_mean(dither(bits=4)), given)
-    blocks = aggregate(jaxcomm.two_stage_mean(blockwise(dither(bits=4), 8)), given)
-    np.testing.assert_allclose(blocks[:, 8:], 0.01, rtol=1e-5)
-    assert not np.isclose(whole[:, 1:16], 0.01, rtol=0.5).any()
+MISTAKES = {
+    "takes codecs whose memory is each worker's own": lambda: jaxcomm.init(
+        jaxcomm.two_stage_mean(remainders()), jnp.zeros(3), 2
+    ),
+    # Runs have no rows.
+    r"two axes .* `scope`='leaf', .* `ownership`='cyclic'": lambda: aggregate(
+        jaxcomm.two_stage_mean(nonzero(density=0.5), ownership="block", scope="leaf"),
+        jnp.ones((3, 64, 1)),
+    ),
+    "`wire_dtype` must be bfloat16 or a float8, such": lambda: jaxcomm.mean(wire_dtype=jnp.int8),
+    r"`merged_mean` needs a merge, .*`combine`='sum'": lambda: jaxcomm.merged_mean(dither()),
+}
 
 
-@pytest.mark.parametrize("block_size", [3, slow(1), slow(8), slow(100)])
-def test_blockwise_means_are_unbiased_sums(block_size: int) -> None:
-    given = jnp.asarray(np.random.default_rng(1).normal(size=(3, 20)), jnp.float32)
-    tx = jaxcomm.all_reduce_mean(blockwise(dither(levels=3), block_size))
-    sample = draws(tx, given, 2000)
-    error = np.abs(sample.mean(axis=0) - flat(given).mean(axis=0))
-    assert np.all(error <= 6 * sample.std(axis=0) / 2000**0.5 + 1e-5)
-
-
-@pytest.mark.parametrize("block_size", [0, -1, 2.5])
-def test_impossible_blocks(block_size: float) -> None:
-    with pytest.raises(ValueError, match=f"`block_size` must be .* at least 1, got {block_size}"):
-        blockwise(dither(), block_size)
-
-
-def test_memory_that_has_no_place() -> None:
-    tx = jaxcomm.two_stage_mean(remainders())
-    with pytest.raises(ValueError, match="takes codecs whose memory is each worker's own"):
-        jaxcomm.init(tx, jnp.zeros(3), 2)
-    with pytest.raises(ValueError, match="`blockwise` takes codecs without memory"):
-        blockwise(remainders(), 4).init(jnp.zeros(3))
-
-
-def test_runs_have_no_rows() -> None:
-    codec = nonzero(density=0.5)
-    for ownership, scope in (("block", "leaf"), ("cyclic", "bucket")):
-        tx = jaxcomm.two_stage_mean(codec, ownership=ownership, scope=scope)
-        with pytest.raises(
-            ValueError, match=r"two axes .* `scope`='leaf', .* `ownership`='cyclic'"
-        ):
-            aggregate(tx, jnp.ones((3, 64, 1)))
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.float32])
-def test_floats_that_cannot_travel(dtype: object) -> None:
-    with pytest.raises(ValueError, match="`wire_dtype` must be bfloat16 or a float8, such"):
-        jaxcomm.mean(wire_dtype=dtype)
-
-
-def test_a_merged_mean_needs_a_merge() -> None:
-    with pytest.raises(ValueError, match=r"`merged_mean` needs a merge, .*`combine`='sum'"):
-        jaxcomm.merged_mean(dither())
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_named(message: str) -> None:
+    refuse(message, MISTAKES[message])
