@@ -1,4 +1,4 @@
-"""Losses of flax, linen and nnx."""
+"""Losses of flax, linen and nnx, and of optax."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,15 @@ import flax.linen as nn
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
+import optax
 
 from tests.training.losses._table import (
+    CLASSES,
     ROWS,
     WIDTH,
     Loss,
     draw,
+    labels,
     listed,
     sequences,
     third_party,
@@ -71,3 +74,15 @@ def nnx_rnn() -> Loss:
         return nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
 
     return Loss(square_error(apply), params, sequences())
+
+
+@listed()
+def ctc() -> Loss:
+    targets = labels(ROWS, 2, classes=CLASSES - 1) + 1
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, targets = batch
+        logits, none = x @ params, jnp.zeros(x.shape[:2])
+        return jnp.mean(optax.ctc_loss(logits, none, targets, jnp.zeros(targets.shape)))
+
+    return Loss(third_party(loss), draw(WIDTH, CLASSES), (sequences()[0], targets))

@@ -1,6 +1,7 @@
 """Attention of JAX, and kernels in a loss."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -37,6 +38,15 @@ def of_attention(
 @listed()
 def dot_product_attention() -> Loss:
     return of_attention(functools.partial(jax.nn.dot_product_attention, is_causal=True), TIME, 4)
+
+
+@listed()
+def pallas_attention_of_gpu() -> Loss:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from jax.experimental.pallas.ops.gpu import attention as module  # It names its successor.
+
+    options = {"segment_ids": None, "causal": True, "interpret": True, "num_stages": 1}
+    return of_attention(functools.partial(module.mha, **options), 16, 16)
 
 
 def interpreted() -> Any:
