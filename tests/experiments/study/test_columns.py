@@ -22,7 +22,6 @@ from experiments.study.groups import (
     extent,
     first,
     interval,
-    max_of,
     mean_of,
     over,
     over_reference,
@@ -96,37 +95,21 @@ def test_one_code_path_renders_all_formats() -> None:
 def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
     """The mean of both seeds of the reference is 2, that of seed 1 is 3."""
     *_, line = TABLE.lines(ROWS)
-    assert line.values["ratio"] == 6 / 3
+    assert line.values["ratio"] == 6 / 3 and line.where == "ring, top"
     assert line.group.reference.values("loss") == [1, 3]
     assert line.group.paired.values("loss") == [3]
-    assert line.group.by_seed("loss") == {1: 6}
     assert line.group.other(graph="line").values("loss") == [9]
     assert line.group.other(graph="star") is None
-    assert [each.group.is_reference for each in TABLE.lines(ROWS)] == [True, False, False]
-    assert line.where == "ring, top"
-
-
-def test_without_common_seeds_there_is_no_ratio() -> None:
-    lines = TABLE.lines([run("ring", "mean", 0, 1.0), run("ring", "top", 1, 6.0)])
-    assert lines[1].group.paired is None and math.isnan(lines[1].values["ratio"])
-
-
-def test_adjacent_keys_keep_the_order_of_their_first_lines() -> None:
-    table = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
-    assert [line.where for line in table.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
-
-
-def test_a_table_without_runs_has_its_headings() -> None:
-    facts = of_kind(ROWS, "fact")
-    assert TABLE.lines(facts) == []
-    assert TABLE.to_csv([]) == "graph,method,seeds,loss,ratio,percent\n"
-    assert len(TABLE.to_markdown([]).splitlines()) == 2
-
-
-@pytest.mark.parametrize("value", [None, NAN, Spread(NAN, NAN), Spread(NAN, 1.0)])
-@pytest.mark.parametrize("show", [".2f", "", lambda value: f"<{value}>"])
-def test_a_missing_value_is_a_dash(value: Any, show: Any) -> None:
-    assert Column("loss", mean_of("loss"), show).cell(value) == "-"
+    _, apart = TABLE.lines([run("ring", "mean", 0, 1.0), run("ring", "top", 1, 6.0)])
+    assert apart.group.paired is None and math.isnan(apart.values["ratio"])
+    for value in (None, NAN, Spread(NAN, NAN), Spread(NAN, 1.0)):
+        assert TABLE.columns[3].cell(value) == "-"
+    adjacent = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
+    assert [line.where for line in adjacent.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
+    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
+        Table(("method",), (), reference={"methods": "mean"})
+    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
+        make_row("run", {"seed": 0}, {"seed": 1})
 
 
 def test_columns_of_comparisons_are_paired_by_seed() -> None:
@@ -181,51 +164,13 @@ def test_a_difference_in_deviations_is_of_the_reference() -> None:
     assert all(math.isnan(value(each.group)) for each in equal)
 
 
-def test_the_largest_value_is_over_seeds() -> None:
-    mean_line, *_ = TABLE.lines(ROWS)
-    assert max_of("loss")(mean_line.group) == 3 and math.isnan(max_of("overflow")(mean_line.group))
-
-
-def test_tuned_parameters_are_marked_at_the_edge() -> None:
-    row = run("g", "mean", 0, 1.0, rate=0.001, batch=8, policy="abort", at_edge="rate, policy")
-    (line,) = TABLE.lines([row])
-    shown = [tuned(name)(line.group) for name in ("rate", "batch", "policy", "period")]
-    assert shown == ["0.001 (edge)", "8", "abort (edge)", None]
-
-
-@settings(deadline=None)
-@given(st.floats(-1e9, 1e9), st.floats(0, 1e6))
-def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
-    column = Column("loss", mean_of("loss"), ".3f", scale=10)
-    shown = column.cell(Spread(mean, sd)).split(" ± ")
-    assert [float(part) for part in shown] == pytest.approx([10 * mean, 10 * sd], abs=5.1e-4)
-    assert column.cell(Spread(mean, NAN)) == column.cell(mean) == shown[0]
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.just(NAN), min_size=1, max_size=5))
 def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
     rows = [run(f"g{seed}", "mean", 0, loss) for seed, loss in enumerate(losses)]
     read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
-    assert [float(line["loss"]) for line in read] == pytest.approx(
-        losses, rel=1e-11, abs=0, nan_ok=True
-    )
-
-
-def test_text_that_is_not_a_number_is_shown() -> None:
-    assert Column("reached", lambda group: None).cell("3/5") == "3/5"
-    assert Column("holds", lambda group: None).cell(True) == "True"
-
-
-def test_a_misspelled_column_is_an_error() -> None:
-    with pytest.raises(KeyError, match="los"):
-        Table(TABLE.by, (Column("loss", mean_of("los")),)).lines(ROWS)
-    with pytest.raises(ValueError, match="More than one column has the name 'ratio'"):
-        Table(("graph",), (Column("ratio", SEEDS.value), Column("ratio", SEEDS.value)))
-    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
-        Table(("method",), (), reference={"methods": "mean"})
-    with pytest.raises(ValueError, match="A column has a heading or a name"):
-        Column(None, SEEDS.value)
+    found = [float(line["loss"]) for line in read]
+    assert found == pytest.approx(losses, rel=1e-11, abs=0, nan_ok=True)
 
 
 def values_of(value: Any, rows: list[dict[str, Any]]) -> list[Any]:
@@ -252,7 +197,8 @@ def test_all_tuned_parameters_are_listed() -> None:
     ]
     assert values_of(tuned_beside("rate"), rows) == ["momentum 0.95 (edge), name a"]
     assert values_of(tuned_beside(*parameters), rows) == [None]
-    assert values_of(tuned_beside("rate"), rows[1:]) == [None]
+    shown = [*values_of(tuned("rate"), rows), *values_of(tuned("momentum"), rows)]
+    assert [*shown, *values_of(tuned("period"), rows)] == ["0.1", "0.95 (edge)", None]
 
 
 def test_old_runs_get_the_edges_of_their_trials() -> None:
@@ -270,13 +216,6 @@ def test_old_runs_get_the_edges_of_their_trials() -> None:
     ]  # fmt: skip
     assert of_kind(migrate(migrate([*tried, *runs])), "run") == found
     assert "at_edge" not in runs[0] and "at_edge" not in migrate(runs)[0]
-
-
-def test_a_row_has_one_value_per_name() -> None:
-    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
-        make_row("run", {"seed": 0}, {"seed": 1})
-    with pytest.raises(ValueError, match="`kind` is the name"):
-        make_row("run", {"kind": "ring"}, {})
 
 
 def test_old_rows_get_the_schema_and_others_stay() -> None:

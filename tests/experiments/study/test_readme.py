@@ -76,16 +76,10 @@ def test_a_readme_has_all_parts_without_prose() -> None:
 
 
 def test_a_table_of_facts_has_all_their_columns() -> None:
-    rows = [
-        make_row(
-            "fact", {"about": "density"}, {"leaf": "a", "shape": [3, 4], "own_part": 0.123456}
-        ),
-        make_row("fact", {"about": "density"}, {"leaf": "b", "shape": [], "ms": float("nan")}),
-        make_row("fact", {"about": "bytes"}, {"leaf": "c"}),
-    ]
-    assert fact_table(rows, "density").splitlines() == [
-        "| leaf | shape | own part | ms |",
-        "| --- | ---: | ---: | ---: |",
+    facts = (("density", {"leaf": "a", "shape": [3, 4], "own_part": 0.123456}),
+             ("density", {"leaf": "b", "ms": float("nan")}), ("bytes", {"leaf": "c"}))  # fmt: skip
+    rows = [make_row("fact", {"about": about}, values) for about, values in facts]
+    assert fact_table(rows, "density").splitlines()[2:] == [
         "| a | 3 x 4 | 0.1235 | - |",
         "| b | - | - | - |",
     ]
@@ -118,13 +112,13 @@ def test_the_provenance_has_the_commits_of_all_commands() -> None:
     ("extended", "edge", "expected"),
     [
         (0, "", "took 2 trials per setting, on validation data and with other seeds: 4 in total."),
-        (1, "", "took 2 to 3 trials per setting, on validation data and with other seeds: 5 in"),
-        (1, "rate", "5 in total. At an end of the tried values: top (rate)."),
+        (1, "rate", "took 2 to 3 trials per setting, on validation data and with other seeds: 5 in "
+                    "total. At an end of the tried values: top (rate)."),
     ],
-)
+)  # fmt: skip
 def test_the_tuning_reports_its_trials_and_edges(extended: int, edge: str, expected: str) -> None:
-    rows = [row("run", "mean", seed, at_edge="") for seed in (0, 1)]
-    rows += [row("run", "top", seed, at_edge=edge) for seed in (0, 1)]
+    rows = [row("run", name, seed, at_edge=each) for name, each in (("mean", ""), ("top", edge))
+            for seed in (0, 1)]  # fmt: skip
     rows += [row("trial", method, 2, rate=n) for method in ("mean", "top") for n in (1, 2)]
     rows += [row("trial", "top", 2, rate=n) for n in range(3, 3 + extended)]
     described = describe_tuning(rows, ["method"])
