@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.errors import ExperimentError
 from experiments.studies.budgets import STUDY, Budgets
 from experiments.study.command import analyze, main
 from experiments.study.tidy import make_row
@@ -65,15 +64,3 @@ def test_the_smallest_run_leaves_a_record(tmp_path: Path) -> None:
     assert main(STUDY, config) == 0
     (folder,) = tmp_path.iterdir()
     assert "slow_2_4" in (folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"methods": ("median",)}, "--methods"),
-    ({"batch": 100}, "--batch 100 is not divisible by --workers 8"),
-    ({"workers": 1, "batch": 64}, "--workers must be at least 2, got 1"),
-    ({"slowdowns": (0.5,)}, "--slowdowns must be at least 1, got 0.5"),
-    ({"steps": 30}, "--steps 30 is not divisible by twice --log-every 10"),
-])  # fmt: skip
-def test_mistakes(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        main(STUDY, Budgets(record="none", **options))

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import pytest
 
-from experiments.cli.errors import ExperimentError
 from experiments.methods.outer import METHODS
 from experiments.studies.outer import STUDY, Outer
 from experiments.study.command import analyze, main, read_results
@@ -54,21 +53,6 @@ def test_the_settings_have_baselines_first() -> None:
     for number, setting in enumerate(found):
         own = {**setting, "method": "synchronous", "period": 1}
         assert found.index(own) <= number
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": ("foo",)}, "--methods must be of synchronous, .* got 'foo'"),
-        ({"batch": 12}, "--batch 12 is not divisible by 8 of --workers"),
-        ({"steps": 64}, "--steps 64 is not divisible by 128 of --periods"),
-        ({"log_every": 100}, "--steps 512 is not divisible by --log-every 100"),
-    ],
-    ids=str,
-)
-def test_mistakes(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        settings(Outer(**options))
 
 
 @pytest.mark.slow

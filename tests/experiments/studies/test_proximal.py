@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.errors import ExperimentError
 from experiments.studies.proximal import SPARSE, STUDY, Proximal
 from experiments.study.command import analyze, main
 from experiments.study.store import read
@@ -49,10 +48,3 @@ def test_the_smallest_run(tmp_path: Path) -> None:
     assert dense["same"] and sparse["same"]
     assert sparse["weights"] < dense["weights"] and sparse["pulled"] < dense["pulled"]
     assert (folder / "bytes_against_density.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_mistakes() -> None:
-    with pytest.raises(ExperimentError, match="--steps must be at least 4, got 3"):
-        main(STUDY, Proximal(steps=3, record="none"))
-    with pytest.raises(ExperimentError, match="--workers 3 does not divide --batch 64"):
-        main(STUDY, Proximal(workers=3, record="none"))

@@ -77,7 +77,7 @@ def test_a_claim_of_equivalence_needs_its_margin() -> None:
     assert "ratio 1.009 (90 % interval" in ratio(data)[0].numbers
     far = results(a_mean=BASE, a_top=[2.01, 2.12, 1.9])
     assert outcomes(ratio, far) == ["does not hold"]
-    with pytest.raises(ValueError, match="above 1 for a ratio, got 0.9"):
+    with pytest.raises(ValueError, match="above 1 for a ratio"):
         is_equivalent("loss", 0.9, log=True)
 
 

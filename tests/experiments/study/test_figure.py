@@ -11,8 +11,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from experiments.cli.errors import ExperimentError
+from experiments.study import drawing, panels
 from experiments.study import figure as module
-from experiments.study import panels
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Lines, Points
@@ -56,6 +56,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that are saved."""
     figures: list[Any] = []
     save = module.save
+    monkeypatch.setattr(drawing, "DPI", 10)
     monkeypatch.setattr(module, "save", lambda f, path: (figures.append(f), save(f, path))[1])
     return figures
 

@@ -127,9 +127,7 @@ def test_a_choice_at_an_end_extends_the_grid_twice(
 def test_a_limit_of_a_parameter_is_no_edge(axis: Any) -> None:
     choice = search({"density": axis}, Budget(2), lambda p, seed: -p["density"])
     assert choice == Choice({"density": 1.0}, -1.0, (), 3)
-    assert dataclasses.replace(choice, at_edge=("density",)).text == (
-        "density 1 (at the edge of the grid: density)"
-    )
+    assert choice._replace(at_edge=("density",)).text.endswith("(at the edge of the grid: density)")
 
 
 def test_integers_stay_integers_and_names_are_neither_refined_nor_extended() -> None:

@@ -162,19 +162,6 @@ def test_parameters_are_tuned_on_validation_data_with_other_seeds() -> None:
     assert {(row["at_edge"], row["trials"]) for row in runs} == {("rate", 10)}
 
 
-def test_what_is_recorded_is_not_trained() -> None:
-    study, rows = make(Counting(), **TUNED), Lines()
-    run(study, Config(), rows, Lines())
-    trainer, lines, added = Counting(), Lines(), Lines()
-    run(make(trainer, **TUNED), Config(), added, lines, rows)
-    assert trainer.calls == trainer.built == added == []
-    assert all(line.endswith(", recorded") for _, line in lines)
-    more = run(make(trainer, **TUNED), dataclasses.replace(Config(), seeds=2), added, lines,
-               [row for row in rows if row["kind"] != "run" or row["seed"] == 0])  # fmt: skip
-    assert {call[2] for call in trainer.calls} == {1} and len(trainer.calls) == 4
-    assert len(more) == len(rows) + 8  # The points of the missing runs, twice.
-
-
 def test_facts_are_recorded_once_and_first() -> None:
     facts = [{"about": "bytes", "method": name, "bytes": 4} for name in ("mean", "half")]
     study, rows = make(Counting(), facts=lambda config: facts), Lines()
