@@ -247,11 +247,3 @@ def test_both_frameworks_train_the_same() -> None:
     assert (
         curves["mean", "held_out"][0]["evaluated"] != curves["mean", "validation"][0]["evaluated"]
     )
-
-
-def test_the_module_imports_neither_framework() -> None:
-    done = in_the_lab(
-        "import sys, experiments.studies.loss\n"
-        "assert not {'jax', 'torch'} & {*sys.modules}, 'imported'"
-    )
-    assert not done.returncode, done.stderr
