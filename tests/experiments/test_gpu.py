@@ -49,6 +49,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return Record(folder)
 
 
+@pytest.mark.slow
 def test_all_parts_are_rehearsed(record: Record) -> None:
     for part in MEASURED:
         ended, _ = record.ends(part)
@@ -58,6 +59,7 @@ def test_all_parts_are_rehearsed(record: Record) -> None:
     assert len([*record.folder.iterdir()]) == 4
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_again(record: Record) -> None:
     before = record.lines()
     for part in MEASURED:
@@ -68,6 +70,7 @@ def test_a_second_run_measures_nothing_again(record: Record) -> None:
     assert record.lines() == before
 
 
+@pytest.mark.slow
 def test_perf_and_advise_read_the_calibration(record: Record) -> None:
     measured = perf.read_calibration(record.folder / codecs.FILE)
     assert measured == codecs.calibration(record) and len(measured.codecs) == 2
@@ -94,6 +97,7 @@ def test_the_models_have_the_published_sizes() -> None:
     assert rows == [64, 1]
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_transformer_is_that_of_a_guess() -> None:
     sizes = models.SMALL
     batch = jnp.asarray(models.tokens(sizes, 4))
@@ -140,6 +144,7 @@ def filled(tmp_path: Path, record: Record) -> tuple[Path, list[str]]:
     return tmp_path, pages.write(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_record_fills_the_table_the_tables_and_the_sentence(
     filled: tuple[Path, list[str]],
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_record_fills_the_table_the_tables_and_the_sentence(
     assert pages.write(root) == []  # It is a function of the records.
 
 
+@pytest.mark.slow
 def test_the_later_record_of_a_device_counts(filled: tuple[Path, list[str]]) -> None:
     root, _ = filled
     later = root / "experiments" / "records" / "gpu_again"

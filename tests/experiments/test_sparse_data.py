@@ -59,7 +59,7 @@ def test_ratings_are_read_and_a_tenth_held_out(ratings: str) -> None:
     dataset = load("movielens", ratings)
     assert dataset.sizes == (7, 11)
     assert (len(dataset.train_labels), len(dataset.test_labels)) == (180, 20)
-    pairs = np.concatenate([dataset.train_inputs, dataset.test_inputs]) + [10, 490]
+    pairs = np.add(np.concatenate([dataset.train_inputs, dataset.test_inputs]), [10, 490])
     labels = np.concatenate([dataset.train_labels, dataset.test_labels])
     found = sorted((*pair, label) for pair, label in zip(pairs.tolist(), labels, strict=True))
     assert found == sorted(rating[:3] for rating in RATINGS)
