@@ -23,7 +23,7 @@ from tests.browser.page import NARROW, Page
 
 ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
 FIELDS = ("params", "workers", "bandwidth", "latency", "step")
-MODELS, LINKS_OF_MODEL = 12, 17
+MODELS, LINKS_OF_MODEL = 9, 23
 
 # Every branch of the counts: one worker; fields of 8, 10, 16 and 32 bits; a single vector; leaves
 # that are joined, and leaves that are not; exact matrices; a model that top-k is too large for.

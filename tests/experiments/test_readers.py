@@ -133,18 +133,6 @@ def test_labels_of_text_are_the_next_bytes(tmp_path: Path) -> None:
         load("text", str(path))
 
 
-@pytest.mark.slow
-def test_text_that_becomes_objects_has_a_lower_limit(tmp_path: Path) -> None:
-    """A gzip file of 130 KB, whose words would take gigabytes."""
-    path = tmp_path / "text.gz"
-    with gzip.open(path, "wb", compresslevel=9) as file:
-        for _ in range(129):
-            file.write(b"1\t" * 2**19)
-    for name in ("words", "movielens"):
-        with pytest.raises(ExperimentError, match=r"text.gz holds more than 134217728 bytes"):
-            load(name, str(path))
-
-
 def test_a_trace_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxcomm.synchronization._stragglers.MAX_TRACE_BYTES", 8)
     path = tmp_path / "times.csv"

@@ -7,8 +7,7 @@ import pytest
 
 from experiments.methods import ALL_LABELS, ESTIMATORS, expand
 from experiments.studies.digits import Digits
-from experiments.studies.estimate import ERRORS, EXACT, STUDY, Estimate
-from experiments.study.claims import Results
+from experiments.studies.estimate import EXACT
 from experiments.training.mean_estimation import bytes_of, make_estimator, measure, predict
 from experiments.training.train import make_mesh
 
@@ -48,30 +47,6 @@ def test_bias_is_separated_from_variance() -> None:
 def test_the_sparse_form_does_not_overflow_and_sends_few_bytes() -> None:
     assert np.isfinite(measured("sparse_global_qsgd")["error"])
     assert 8 * bytes_of("sparse_global_qsgd", make_mesh(WORKERS), SIZE) / SIZE < 5
-
-
-def results(*rows: dict[str, object]) -> Results:
-    common = {"kind": "run", "squared_bias": 0.01, "bytes_per_worker": 1.0, "bytes_ratio": 1.0}
-    return Results(Estimate(), rows, ERRORS.lines([{"schema": 1, **common, **row} for row in rows]))
-
-
-def test_a_line_is_the_mean_over_steps() -> None:
-    (line,) = results(
-        *({"method": "qsgd", "seed": step, "error": step / 10, "bits_per_coordinate": 4.0}
-          for step in (1, 3))
-    ).lines  # fmt: skip
-    assert line["error"] == pytest.approx((0.2, 0.1, 0.3))
-    assert (line["bias_share"], line["error_times_bits"]) == pytest.approx((0.05, 0.8))
-
-
-def test_the_readme_names_the_methods_that_no_other_beats() -> None:
-    points = {"z": (1, 40.0), "a": (4, 0.5), "b": (8, 0.5), "c": (8, 0.1), "d": (56, 2e-15),
-              "e": (57, 1e-15)}  # fmt: skip
-    data = results(
-        *({"method": method, "seed": 1, "error": error, "bits_per_coordinate": bits}
-          for method, (bits, error) in points.items())
-    )  # fmt: skip
-    assert "from fewest bits to most: `a`, `c`, `d`." in " ".join(STUDY.prose(data))
 
 
 def test_all_selects_every_method_once_and_estimators_have_no_memory_or_vote() -> None:

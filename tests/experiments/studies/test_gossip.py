@@ -19,8 +19,7 @@ LABELS = np.random.default_rng(0).integers(0, 10, 1437)
 PARAMETERS = 10_858
 
 
-@pytest.mark.parametrize("workers", [8, 64])
-@pytest.mark.parametrize("kind", ["iid", "skewed"])
+@pytest.mark.parametrize(("kind", "workers"), [("iid", 8), ("skewed", 64)])
 def test_every_example_belongs_to_one_worker(kind: str, workers: int) -> None:
     parts = split(LABELS, workers, kind, 0)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
@@ -55,35 +54,28 @@ def run_rows(method: str, ratio: float) -> list[dict[str, Any]]:
     values = dict.fromkeys(
         ("workers", "least_examples", "train_loss", "test_loss", "test_accuracy", "distance",
          "rounds_per_step", "expected_rounds", "bytes_per_step", "expected_bytes"), 1.0
-    )  # fmt: skip
-    return [
-        make_row(
-            "run",
-            {"graph": "ring_8", "split": "iid", "method": method, "seed": seed},
-            {**values, "learning_rate": 0.1, "at_edge": "",
-             "late_loss": (1 + seed / 10) * ratio * (1 + (-1) ** seed / 100 * (ratio != 1))},
-        )
-        for seed in range(5)
-    ]  # fmt: skip
+    ) | {"learning_rate": 0.1, "at_edge": ""}  # fmt: skip
+    keys = {"graph": "ring_8", "split": "iid", "method": method}
+    losses = [
+        (1 + seed / 10) * ratio * (1 + (-1) ** seed / 100 * (ratio != 1)) for seed in range(5)
+    ]
+    return [make_row("run", {**keys, "seed": seed}, {**values, "late_loss": loss})
+            for seed, loss in enumerate(losses)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("ratio", "outcomes"),
     [
         (1.05, ["holds", "holds"]),
-        (1.2, ["does not hold", "does not hold"]),
         (0.8, ["holds", "does not hold"]),
         (1.1, ["not told apart", "not told apart"]),
     ],
 )
 def test_the_claims_are_about_a_margin_of_ten_percent(ratio: float, outcomes: list[str]) -> None:
     rows = [*run_rows("dpsgd", 1), *run_rows("matcha", ratio)]
-    results = analyze(STUDY, Gossip(), rows, "command: x\n")
-    found = [[f.outcome for f in judgement.findings] for judgement in results.judgements]
-    assert found == [[outcomes[0]], [outcomes[1]], [], []]
-    text = readme.write(STUDY, results)
-    sign = "lower" if ratio < 1 else "higher"
-    assert f"relative to D-PSGD, by the 95 % interval: {sign} in 1 of 1 setting: ring_8 iid" in text
+    first, second, *others = analyze(STUDY, Gossip(), rows, "command: x\n").judgements
+    assert [each.findings[0].outcome for each in (first, second)] == outcomes
+    assert not any(each.findings for each in others)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from experiments.cli.errors import ExperimentError
-from experiments.lab import serve, words
+from experiments.lab import serve
 from experiments.lab.methods import LABELS, find
 from experiments.lab.network import Link, bits_per_second
 from experiments.lab.peers import METHODS as PEERS
@@ -25,7 +25,6 @@ from experiments.study.tidy import make_row
 from experiments.training.lab import (
     PRESETS,
     Limits,
-    capacities,
     labels,
     links,
     milliseconds_of,
@@ -98,23 +97,6 @@ def test_presets_and_links() -> None:
     assert {*LABELS} <= {*labels(Lab(methods=("all",)))}
     for label in LABELS:
         assert find(label).period >= 1
-
-
-@pytest.mark.slow
-def test_the_model_of_words_has_the_methods_for_sparse_updates() -> None:
-    names = labels(Lab(model="words"))
-    assert names[0] == "no_communication" and {"s2_peel", "all_gather", "parallax"} < {*names}
-    assert labels(Lab(model="words", methods=("s2_peel",))) == ["no_communication", "s2_peel"]
-    config = Lab(model="words", methods=("s2_peel",), bandwidth=("1gbit",))
-    assert [each["link"] for each in settings(config)] == ["unshaped"] * 2 + ["1gbit"] * 2
-    loss, inputs = words.load()
-    windows, following = inputs.batch(0, 1, 2)
-    assert windows.shape == (words.EXAMPLES, 4) and following.shape == (words.EXAMPLES,)
-    assert (windows != inputs.batch(0, 0, 2)[0]).any()
-    assert float(loss(inputs.first_weights(0), inputs.held_out)) == pytest.approx(8.5, abs=0.5)
-    sizes = capacities(4)
-    assert [*sizes] == ["Embed_0/embedding"]
-    assert 0 < sizes["Embed_0/embedding"].worker < sizes["Embed_0/embedding"].union < 0.2
 
 
 def test_a_bandwidth_is_what_tc_reads() -> None:

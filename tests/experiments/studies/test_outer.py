@@ -18,16 +18,13 @@ LATE = {"eager", "delayed"}  # With momentum, they overshoot at the full outer r
 def run_rows(method: str, period: int, ratio: float, inner: str = "adam") -> list[dict[str, Any]]:
     """The runs of a method whose test loss is `ratio` times that of the baseline."""
     keys = {"workers": 8, "inner": inner, "period": period, "method": method}
-    return [
-        make_row(
-            "run",
-            {**keys, "seed": seed},
-            {"test_loss": (2 + seed / 10) * ratio * (1 + (-1) ** seed / 1000 * (ratio != 1)),
-             "test_accuracy": 0.4, "train_loss": 2.0, "bytes_per_step": 1e4 / period,
-             "learning_rate": 0.01, "outer_scale": 1.0, "at_edge": "", "trials": 4},
-        )
-        for seed in range(4)
-    ]  # fmt: skip
+    values = {"test_accuracy": 0.4, "train_loss": 2.0, "bytes_per_step": 1e4 / period,
+              "learning_rate": 0.01, "outer_scale": 1.0, "at_edge": "", "trials": 4}  # fmt: skip
+    losses = [
+        (2 + seed / 10) * ratio * (1 + (-1) ** seed / 1000 * (ratio != 1)) for seed in range(4)
+    ]
+    return [make_row("run", {**keys, "seed": seed}, {**values, "test_loss": loss})
+            for seed, loss in enumerate(losses)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(1.02, "holds"), (1.2, "does not hold")])

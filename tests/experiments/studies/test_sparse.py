@@ -99,15 +99,6 @@ def test_the_readme_has_the_cheapest_methods_first_and_reports_a_diverged_run() 
     assert "| a | 100 x 4 | 0.02 | 0.08 | 0.03 | 0.1 |" in readme
 
 
-@pytest.mark.parametrize(("methods", "seeds"), [(("s2_mean_1",), 3), (("mean", "s2_mean_1"), 1)])
-def test_one_seed_or_no_mean_is_not_judged(methods: tuple[str, ...], seeds: int) -> None:
-    results = synthetic({name: SYNTHETIC[name] for name in methods}, seeds)
-    line = by_method(results)["s2_mean_1"]
-    assert math.isnan(line["difference"]) and not line["is_within"]
-    assert outcomes(results)[2]["s2_mean_1"] == "not tested"
-    assert "fewest bytes first: none." in write(STUDY, results)
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     words = np.random.default_rng(0).integers(0, 200, 3000)

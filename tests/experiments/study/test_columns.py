@@ -1,7 +1,6 @@
 """Tables as specifications: groups, references, missing values and the three renderings."""
 
 import csv
-import dataclasses
 import io
 import math
 from typing import Any
@@ -15,23 +14,14 @@ from scipy import stats
 
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
-    Estimate,
     Spread,
-    deviations,
     difference,
-    extent,
     first,
     interval,
     mean_of,
-    over,
     over_reference,
     p_value,
-    ratio_of,
-    relative,
     spread,
-    times_above,
-    tuned,
-    tuned_beside,
 )
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import LARGEST, make_row, migrate, of_kind
@@ -144,26 +134,6 @@ def test_columns_of_comparisons_are_paired_by_seed() -> None:
     assert {len(line) for line in lines} == {len(header)}
 
 
-def test_a_value_is_divided_by_that_of_other_keys() -> None:
-    line_of = dict(zip(("mean", "line", "top"), TABLE.lines(ROWS), strict=True))
-    cost, ratio = first("bytes", "fact"), over(mean_of("loss"), graph="ring")
-    assert ratio(line_of["top"].group) == 1 and ratio(line_of["line"].group) == 9 / 6
-    assert over(mean_of("loss"), method="mean")(line_of["top"].group) == 6 / 2
-    assert math.isnan(over(lambda group: 0, method="mean")(line_of["top"].group))
-    assert math.isnan(over(cost, method="mean")(line_of["top"].group))
-
-
-def test_a_difference_in_deviations_is_of_the_reference() -> None:
-    mean_line, line, top = TABLE.lines(ROWS)
-    value = deviations("loss")
-    assert value(mean_line.group) == 0 and value(top.group) == pytest.approx(4 / math.sqrt(2))
-    assert math.isnan(value(line.group))  # There is no reference on this graph.
-    equal = TABLE.lines(
-        [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
-    )
-    assert all(math.isnan(value(each.group)) for each in equal)
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.just(NAN), min_size=1, max_size=5))
 def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
@@ -171,34 +141,6 @@ def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
     read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
     found = [float(line["loss"]) for line in read]
     assert found == pytest.approx(losses, rel=1e-11, abs=0, nan_ok=True)
-
-
-def values_of(value: Any, rows: list[dict[str, Any]]) -> list[Any]:
-    """The values of all groups of a table with the reference `mean`."""
-    return [line["value"] for line in dataclasses.replace(
-        TABLE, columns=(Column("value", value),)
-    ).lines(rows)]  # fmt: skip
-
-
-def test_seeds_above_the_reference_are_counted() -> None:
-    rows = [run("ring", "mean", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0, NAN))]
-    rows += [run("ring", "top", seed, loss) for seed, loss in enumerate((2.0, 2.0, NAN, NAN, 9.0))]
-    rows += [run("star", "top", 0, 1.0)]
-    assert values_of(times_above("loss"), rows) == [None, "2/4", None]
-    assert values_of(relative("loss"), rows[:2] + rows[4:6])[1] == pytest.approx(4 / 3)
-
-
-def test_all_tuned_parameters_are_listed() -> None:
-    keys = {"graph": "ring", "method": "mean"}
-    parameters = {"rate": 0.1, "momentum": 0.95, "name": "a"}
-    rows = [
-        make_row("trial", keys | {"seed": 1} | parameters, {"validation_loss": 1.0}),
-        run("ring", "mean", 0, 1.0, **parameters, at_edge="momentum", trials=1),
-    ]
-    assert values_of(tuned_beside("rate"), rows) == ["momentum 0.95 (edge), name a"]
-    assert values_of(tuned_beside(*parameters), rows) == [None]
-    shown = [*values_of(tuned("rate"), rows), *values_of(tuned("momentum"), rows)]
-    assert [*shown, *values_of(tuned("period"), rows)] == ["0.1", "0.95 (edge)", None]
 
 
 def test_old_runs_get_the_edges_of_their_trials() -> None:
@@ -233,15 +175,3 @@ def test_old_rows_get_the_schema_and_others_stay() -> None:
         *rows[3:],
     ]
     assert rows[0]["kind"] == "straggler_tuning"
-
-
-def test_ranges_and_ratios_of_sums() -> None:
-    rows = [run("ring", "mean", 0, 1.0, steps=2), run("ring", "mean", 1, 3.0, steps=6),
-            run("ring", "top", 0, 1.0)]  # fmt: skip
-    both = Table(("method",), (Column("loss", extent("loss"), ".1f"),
-                               Column("loss/step", ratio_of("loss", "steps"), ".2f")))  # fmt: skip
-    mean, top = both.lines(rows)
-    assert mean["loss"] == Estimate(2.0, 1.0, 3.0) and mean["loss/step"] == 0.5
-    assert top["loss/step"] is None
-    assert both.to_csv([mean]) == "loss,loss_low,loss_high,loss/step\n2.0,1.0,3.0,0.5\n"
-    assert "| 2.0 [1.0, 3.0] | 0.50 |" in both.to_markdown([mean])

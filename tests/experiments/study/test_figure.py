@@ -16,7 +16,7 @@ from experiments.study import figure as module
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Lines, Points
-from experiments.study.groups import extent, first, spread
+from experiments.study.groups import first, spread
 from experiments.study.panels import Axis, reference_band
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row
@@ -59,12 +59,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(drawing, "DPI", 10)
     monkeypatch.setattr(module, "save", lambda f, path: (figures.append(f), save(f, path))[1])
     return figures
-
-
-@pytest.mark.parametrize("only", [("top",), ("top", "absent"), ()])
-def test_chosen_lines_are_drawn_alone_if_a_record_has_all(only: tuple[str, ...]) -> None:
-    names = Lines(**COMMON, x=(X,), y=LOSS, only=only).names(make_results().rows)
-    assert names == (["top"] if only == ("top",) else [*METHODS])
 
 
 def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> None:
@@ -129,36 +123,6 @@ def test_points_are_the_lines_of_the_table(tmp_path: Path, drawn: list[Any]) -> 
     assert [text.get_text() for text in drawn[1].legends[0].texts] == ["1 mean", "2 top"]
     colors = [mark(line)["color"] for line in results.lines]
     assert colors[0] == colors[1] != colors[2]
-
-
-def test_points_of_a_family_are_joined_and_share_a_color(tmp_path: Path, drawn: list[Any]) -> None:
-    """A range over seeds is a bar."""
-    results = make_results()
-    table = Table(TABLE.by, (*TABLE.columns[:2], Column("loss", extent("loss")),
-                             Column("bytes", first("bytes"))))  # fmt: skip
-    results = dataclasses.replace(results, lines=table.lines(results.rows))
-    Points(**COMMON, x=Axis("bytes", "B"), y=LOSS, joined=lambda line: line.group.keys["split"],
-           mark=lambda line: {"marker": "o"}).draw(tmp_path, results)  # fmt: skip
-    (panel,) = drawn[0].axes
-    curves = [line for line in panel.lines if line.get_linestyle() == "--"]
-    for curve, split in zip(curves, ("iid", "skewed"), strict=True):
-        own = [line for line in results.lines if line.group.keys["split"] == split]
-        assert [*curve.get_xdata()] == sorted(line["bytes"] for line in own)
-        assert {*curve.get_ydata()} == {line["loss"].mean for line in own}
-    assert len({curve.get_color() for curve in curves}) == 2
-    (bar,) = panel.collections[0].get_segments()
-    assert [y for _, y in bar] == pytest.approx(results.lines[0]["loss"][1:])
-
-
-def test_a_combination_of_keys_without_rows_has_no_panel(tmp_path: Path, drawn: list[Any]) -> None:
-    results = make_results()
-    for row in results.rows:
-        row["graph"] = "ring" if row["split"] == "iid" else row["method"]
-    Lines(**COMMON, x=(X,), y=LOSS, across=("graph",), down=("split",)).draw(tmp_path, results)
-    visible = {axes.get_title(): axes.get_visible() for axes in drawn[0].axes}
-    assert [title for title in visible if visible[title]] == [
-        "iid, ring", "skewed, mean", "skewed, top"]  # fmt: skip
-    assert len(visible) == 6
 
 
 def test_a_band_marks_the_reference_of_a_panel(tmp_path: Path, drawn: list[Any]) -> None:
