@@ -9,16 +9,14 @@ from experiments.study import readme
 from experiments.study.command import read_results
 from experiments.study.figures import study_of
 from tests.records import committed
-from tests.slow import slow
 
 RECORDS = [path for path in committed() if (path / "metrics.jsonl").exists()]
 
 
-FRAMEWORK = [path for path in RECORDS if study_of(path) in studies.names()]
-
-
 @pytest.mark.parametrize(
-    "folder", [FRAMEWORK[-1], *map(slow, FRAMEWORK[:-1])], ids=lambda folder: folder.name
+    "folder",
+    [path for path in RECORDS if study_of(path) in studies.names()],
+    ids=lambda folder: folder.name,
 )
 def test_a_record_is_regenerated(folder: Path) -> None:
     study = studies.load(study_of(folder))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.cli.errors import ExperimentError
-from experiments.tasks.data import load
+from experiments.tasks.data import base, load
 from experiments.tasks.data.glyphs import FONTS, TEST_FONTS
 from experiments.tasks.data.idx import read_idx
 from jaxcomm.synchronization import recorded_times
@@ -119,7 +119,7 @@ def test_cifar10_is_read(tmp_path: Path) -> None:
         load("cifar10", str(tmp_path))
 
 
-def test_labels_of_text_are_the_next_bytes(tmp_path: Path) -> None:
+def test_labels_of_text_are_the_next_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("text", None).train_inputs.size > 100_000
     path = tmp_path / "text"
     path.write_bytes(bytes(i % 256 for i in range(1000)))
@@ -130,6 +130,9 @@ def test_labels_of_text_are_the_next_bytes(tmp_path: Path) -> None:
     assert len(dataset.train_inputs) + len(dataset.test_inputs) == 999 // 64
     path.write_bytes(b"short")
     with pytest.raises(ExperimentError, match="5 bytes; at least 129 are needed"):
+        load("text", str(path))
+    monkeypatch.setattr(base, "MAX_BYTES", 4)
+    with pytest.raises(ExperimentError, match="text holds more than 4 bytes"):
         load("text", str(path))
 
 

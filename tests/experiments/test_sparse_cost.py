@@ -11,7 +11,7 @@ from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant
 from experiments.study.search import Axis
 from experiments.tasks.task import Task
 from experiments.training.codec_cost import time_codec
-from experiments.training.densities import LeafDensity, describe, measure_densities, predict
+from experiments.training.densities import LeafDensity, describe, measure_densities
 from experiments.training.diagnostics import read_diagnostics, update_maxima
 from experiments.training.traffic import count_bytes
 from experiments.training.train import make_mesh
@@ -57,28 +57,6 @@ def test_a_leaf_is_sparse_by_its_rows() -> None:
     assert sparse == [True, False, False, False]
     found = LeafDensity("x", (9, 2), 0.2, 0.95, 0.3, 1.0).capacity
     assert found == pytest.approx((0.22, 1, 0.33, 1))
-
-
-LEAVES = [
-    LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1),
-    LeafDensity("b", (4,), 1.0, 1.0, 1.0, 1.0),
-]
-
-
-def test_the_bytes_of_a_table_are_predicted_from_the_densities() -> None:
-    # 2 / 8 of a table for a union 4 times as dense as one worker's own: as much as the gather.
-    predicted = predict(LEAVES, 8)
-    assert "of 8 workers is 4.00 times as dense as the gradient of one worker" in predicted
-    assert "passes on 7 payloads, and a sum sends its table 1.75 times" in predicted
-    assert "of the union costs 1.00 times the sparse all-gather. To send 81 % less" in predicted
-    assert "at most 0.19 cells per coordinate, and its estimates have an expected error of 5.3" in (
-        predicted
-    )
-    # The capacity for the union is 1.1 (4 x 0.08 + 0.04) / 5, for one worker 1.1 (4 x 0.02 + ...).
-    small = LeafDensity("c", (100, 1), 0.04, 0.04, 0.04, 0.04)
-    assert "is 3.00 times as dense" in predict([*LEAVES, small], 8)
-    dense = predict([LeafDensity("a", (9, 2), 0.3, 0.4, 0.4, 0.5)], 8)
-    assert "costs 0.44 times the dense all-reduce. To send 81 % less, a table has at most" in dense
 
 
 def sent(name: str, **options: float) -> float:

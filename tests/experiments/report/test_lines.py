@@ -66,16 +66,6 @@ def test_a_band_ends_where_the_seeds_say(band: Any, ends: Callable[..., Any], lo
         assert found == pytest.approx([10 * low, 10 * center, 10 * high], rel=1e-5, abs=1e-4)
 
 
-def test_a_name_without_a_band_has_no_ends() -> None:
-    figure = Lines(**COMMON, y=LOSS, banded=lambda name: name == "top")
-    losses = [[3.0], [2.0]]
-    (chart,) = charts(figure, results(runs(losses), runs(losses, method="top")))
-    assert [row["low"] for row in averages(chart, name="mean")] == [None]
-    assert [row["low"] for row in averages(chart, name="top")] != [None]
-    (chart,) = charts(figure, results(runs(losses)))
-    assert "area" not in [each["mark"]["type"] for each in layers(chart)]
-
-
 def test_a_line_has_a_gap_where_it_has_no_place(capfd: pytest.CaptureFixture[str]) -> None:
     """As a number that is not finite, or without a logarithm; and no value is no error."""
     rows = runs([[4.0, 3.0, math.nan, 2.0, 1.0]])

@@ -1,18 +1,15 @@
 """The study of budgets: its clock, its claims, its smallest run, and mistakes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.studies.budgets import STUDY, Budgets
-from experiments.study.command import analyze, main
+from experiments.study.command import analyze
 from experiments.study.tidy import make_row
 from experiments.training.budgets import seconds_of
 from jaxcomm.wire._account import Account
 from jaxcomm.wire._collective import Collective
-
-SMALL = {"seeds": 2, "steps": 20, "log_every": 10, "learning_rates": (0.1,), "batch": 64}
 
 
 def collective(kind: str, size: int, pairs: tuple = ()) -> Collective:
@@ -56,11 +53,3 @@ def test_claims(seconds: float, loss: float, outcomes: list[str]) -> None:
             row["seconds"] *= 1 + 0.001 * (number % 7)
     judged = analyze(STUDY, Budgets(), given, "").judgements[:2]
     assert [each.findings[0].outcome for each in judged] == outcomes
-
-
-@pytest.mark.slow
-def test_the_smallest_run_leaves_a_record(tmp_path: Path) -> None:
-    config = Budgets(**SMALL, methods=("equal_8_4", "slow_2_4"), records=str(tmp_path))
-    assert main(STUDY, config) == 0
-    (folder,) = tmp_path.iterdir()
-    assert "slow_2_4" in (folder / "README.md").read_text()

@@ -1,9 +1,6 @@
 """The study of convergence: cells, counterexamples, verdicts, and a record."""
 
-import itertools
-import json
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,9 +10,8 @@ from experiments.methods.convergence import CELLS
 from experiments.methods.strategies import COMPRESSIONS, STRATEGIES
 from experiments.studies.convergence import COMPARED, STUDY, Convergence
 from experiments.study import readme
-from experiments.study.command import analyze, main, read_results
-from experiments.study.rates import EXAMPLE
-from experiments.study.tidy import Row, make_row, of_kind
+from experiments.study.command import analyze
+from experiments.study.tidy import Row, make_row
 from experiments.tasks.objectives import DIMENSION, constants
 from experiments.training import convergence, counterexamples
 from experiments.training.convergence import settings
@@ -140,14 +136,6 @@ def test_counterexamples_fail_as_published(name: str) -> None:
     assert found.measured == pytest.approx(found.expected, rel=rel)
 
 
-def test_settings_that_share_a_program_follow_each_other() -> None:
-    found = [each for each in settings(Convergence()) if each["problem"] != EXAMPLE]
-    shared = [tuple(each[name] for name in STUDY.shares or ()) for each in found]
-    changes = sum(a != b for a, b in itertools.pairwise(shared))
-    assert changes + 1 == len({*shared})
-    assert len({tuple(each.values()) for each in found}) == len(found)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 def test_every_cell_runs(name: str) -> None:
@@ -158,22 +146,3 @@ def test_every_cell_runs(name: str) -> None:
     ends = [[*trainer(setting, seed, {}, validation=False)][-1] for seed in (0, 1)]
     assert all(0 < end["error"] < 1 for end in ends) and ends[0]["error"] != ends[1]["error"]
     assert -2 < ends[0]["exponent"] < -0.3
-
-
-@pytest.mark.slow
-def test_a_study_leaves_a_record_that_regenerates(tmp_path: Path) -> None:
-    config = Convergence(
-        cells=("exact mean", "top-k, feedback"), workers=(4, 8), steps=256, seeds=2,
-        records=str(tmp_path),
-    )  # fmt: skip
-    assert main(STUDY, config) == 0
-    (folder,) = tmp_path.iterdir()
-    assert json.loads((folder / "config.json").read_text())["finished"]
-    assert {"exponents.png", "counterexamples.png"} <= {each.name for each in folder.iterdir()}
-    results = read_results(STUDY, folder)
-    assert len(results.lines) == 6
-    assert sum("example" in row for row in of_kind(results.rows, "fact")) == 8
-    exact = next(line for line in results.lines if line["over_exact"] is not None)
-    assert exact.group.keys == {"problem": "quadratic", "cell": "exact mean"}
-    assert exact["over_exact"].mean == pytest.approx(1, abs=0.3)
-    assert readme.write(STUDY, results) == (folder / "README.md").read_text()

@@ -1,6 +1,5 @@
 """The study of outer steps: its claims, its settings, and a record."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,8 +7,8 @@ import pytest
 
 from experiments.methods.outer import METHODS
 from experiments.studies.outer import STUDY, Outer
-from experiments.study.command import analyze, main, read_results
-from experiments.study.tidy import make_row, of_kind
+from experiments.study.command import analyze
+from experiments.study.tidy import make_row
 from experiments.training.outer import Trainer, settings
 
 LATE = {"eager", "delayed"}  # With momentum, they overshoot at the full outer rate.
@@ -50,20 +49,6 @@ def test_the_settings_have_baselines_first() -> None:
     for number, setting in enumerate(found):
         own = {**setting, "method": "synchronous", "period": 1}
         assert found.index(own) <= number
-
-
-@pytest.mark.slow
-def test_a_study_leaves_a_record(tmp_path: Path) -> None:
-    few = {"workers": (2,), "periods": (2,), "methods": ("diloco",), "learning_rates": (0.01,)}
-    lengths = {"seeds": 2, "steps": 4, "log_every": 2, "batch": 4}
-    with jax.numpy_dtype_promotion("standard"):  # As optax's Adam needs it.
-        assert main(STUDY, Outer(**few, **lengths, records=str(tmp_path))) == 0
-    (folder,) = tmp_path.iterdir()
-    results = read_results(STUDY, folder)
-    assert len(results.lines) == 4 and len(of_kind(results.rows, "run")) == 8
-    for row in of_kind(results.rows, "run"):
-        assert row["learning_rate"] >= 0.01 and row["test_loss"] > 0
-    assert (folder / STUDY.figures[0].file).stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -3,9 +3,6 @@
 `test_straggler_events.py` has the methods of the event engine.
 """
 
-import dataclasses
-import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,8 +23,6 @@ from experiments.methods.stragglers import (
     forms_of,
 )
 from experiments.studies.stragglers import LINES, STUDY, Stragglers
-from experiments.study import command, readme
-from experiments.study.store import read
 from experiments.training.slow_workers import (
     BY_LABEL,
     Trainer,
@@ -180,32 +175,6 @@ def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() 
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained[window], expected
         )
-
-
-SHORT = Stragglers(
-    seeds=2, trials=1, seconds=0.3, points=4, datasets=("digits",), speeds=("3:1",),
-    methods=("all_reduce",), forms=("blocking", "finish_late"),
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_short_study_leaves_a_record(tmp_path: Path) -> None:
-    assert command.main(STUDY, dataclasses.replace(SHORT, records=str(tmp_path))) == 0
-    (folder,) = tmp_path.iterdir()
-    rows = read(folder)
-    runs = [row for row in rows if row["kind"] == "run"]
-    assert [(run["form"], run["seed"]) for run in runs] == [
-        (form, seed) for form in ("blocking", "finish_late") for seed in (0, 1)
-    ]
-    for each in runs:
-        points = [row for row in rows if row["kind"] == "point" and row["seed"] == each["seed"]
-                  and row["form"] == each["form"]]  # fmt: skip
-        assert points[-1]["train_loss"] == each["train_loss"] > 0
-        assert points[-1]["seconds"] <= 0.3 and math.isfinite(each["slow_shard_loss"])
-    text = (folder / "README.md").read_text()
-    assert readme.write(STUDY, command.read_results(STUDY, folder)) == text
-    assert "in 1 of 1 setting: digits 3:1 all_reduce finish_late" in text and "was unfair" in text
-    assert all((folder / figure.file).stat().st_size > 10_000 for figure in STUDY.figures)
 
 
 def test_the_settings_of_the_full_study() -> None:

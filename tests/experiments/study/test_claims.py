@@ -130,7 +130,7 @@ def test_only_the_claimed_methods_are_judged() -> None:
     assert found.numbers.startswith("loss difference -2 (")  # Of means 0.13 and 2.13.
     limits = exceeds_a_limit({"ratio": 2, "loss": 5}, methods={"method": ("top", "low")})
     assert outcomes(limits, data) == ["holds", "does not hold"]
-    assert limits(data)[0].numbers == "ratio 2.133, limit 2; loss 2.133, limit 5"
+    assert limits(data)[0].numbers == "ratio 2.13, limit 2; loss 2.13, limit 5"
 
 
 def test_the_summary_counts_the_settings() -> None:
