@@ -111,12 +111,6 @@ def marks(drawing: xml.Element) -> Iterator[tuple[str, float]]:
                 yield color, opacity
 
 
-def test_contrasts_are_those_of_wcag() -> None:
-    assert contrast("#000000", "rgb(255, 255, 255)") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-    assert contrast("#000000", "#ffffff", 0) == 1
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_and_marks_are_seen(page: Page, file: pathlib.Path, dark: bool) -> None:
     page.open(file, dark=dark)

@@ -1,6 +1,4 @@
-"""The study of convergence: cells, counterexamples, verdicts, and a record."""
-
-import math
+"""The study of convergence: cells, their constants, and counterexamples."""
 
 import jax
 import numpy as np
@@ -8,10 +6,7 @@ import pytest
 
 from experiments.methods.convergence import CELLS
 from experiments.methods.strategies import COMPRESSIONS, STRATEGIES
-from experiments.studies.convergence import COMPARED, STUDY, Convergence
-from experiments.study import readme
-from experiments.study.command import analyze
-from experiments.study.tidy import Row, make_row
+from experiments.studies.convergence import COMPARED, Convergence
 from experiments.tasks.objectives import DIMENSION, constants
 from experiments.training import convergence, counterexamples
 from experiments.training.convergence import settings
@@ -75,45 +70,6 @@ def test_cells_cover_the_table_of_the_survey() -> None:
     for cell in CELLS.values():
         enters = cell.of_codec is not None and not cell.of_codec.has_feedback
         assert cell.constant == float(enters)
-
-
-def run_rows(problem: str, cell: str, steps: float, workers: float, constant: float) -> list[Row]:
-    """Runs of a cell whose errors are power laws, with a small deviation per seed."""
-    rows = []
-    common = {"architecture": "all-reduce", "synchronization": "synchronous",
-              "compression": "exact", "symbol": CELLS[cell].symbol, "exact_error": math.nan,
-              "predicted_constant": CELLS[cell].constant}  # fmt: skip
-    for n, strength in [(64, 0), (16, 0), (4, 0), (64, 1), (64, 2)]:
-        value = CELLS[cell].value(strength, n)
-        for seed in range(3):
-            error = n**workers * value**constant * (1 + seed / 1000)
-            keys = {"problem": problem, "cell": cell, "workers": n, "strength": strength,
-                    "steps": 2048, "seed": seed}  # fmt: skip
-            own = {"constant": value, "error": error, "exponent": steps + seed / 1000}
-            rows.append(make_row("run", keys, common | own))
-            if (n, strength) == (64, 0):
-                rows.append(make_row("point", keys, {"step": 10.0, "error": error}))
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("exponents", "outcomes"),
-    [
-        ((-1.0, -1.0, 1.0), ["holds", "holds", "holds"]),
-        ((-0.5, -1.0, 0.0), ["does not hold", "holds", "does not hold"]),
-        ((math.nan, -2.0, 1.1), ["does not hold", "does not hold", "holds"]),
-    ],
-)
-def test_verdicts_follow_from_the_rows(exponents: tuple, outcomes: list[str]) -> None:
-    rows = run_rows("quadratic", "random-k", *exponents)
-    results = analyze(STUDY, Convergence(), rows, "command: x\n")
-    (line,) = results.lines
-    found = [judgement.findings for judgement in results.judgements[1:4]]
-    assert [findings[0].outcome for findings in found] == outcomes
-    assert line["workers_exponent"].mean == pytest.approx(exponents[1])
-    assert line["constant_exponent"].mean == pytest.approx(exponents[2])
-    text = readme.write(STUDY, results)
-    assert ("No cell is refuted" in text) == (set(outcomes) == {"holds"})
 
 
 def test_the_stable_rate_is_where_the_largest_root_is_one() -> None:

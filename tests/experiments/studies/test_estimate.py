@@ -1,4 +1,4 @@
-"""The error of an estimate against its formula, its table, and the methods that `all` selects."""
+"""The error of an estimate against its formula, and the methods that `all` selects."""
 
 import functools
 

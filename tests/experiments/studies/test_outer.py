@@ -1,46 +1,13 @@
-"""The study of outer steps: its claims, its settings, and a record."""
-
-from typing import Any
+"""The study of outer steps: its settings and its methods."""
 
 import jax
 import pytest
 
 from experiments.methods.outer import METHODS
-from experiments.studies.outer import STUDY, Outer
-from experiments.study.command import analyze
-from experiments.study.tidy import make_row
+from experiments.studies.outer import Outer
 from experiments.training.outer import Trainer, settings
 
 LATE = {"eager", "delayed"}  # With momentum, they overshoot at the full outer rate.
-
-
-def run_rows(method: str, period: int, ratio: float, inner: str = "adam") -> list[dict[str, Any]]:
-    """The runs of a method whose test loss is `ratio` times that of the baseline."""
-    keys = {"workers": 8, "inner": inner, "period": period, "method": method}
-    values = {"test_accuracy": 0.4, "train_loss": 2.0, "bytes_per_step": 1e4 / period,
-              "learning_rate": 0.01, "outer_scale": 1.0, "at_edge": "", "trials": 4}  # fmt: skip
-    losses = [
-        (2 + seed / 10) * ratio * (1 + (-1) ** seed / 1000 * (ratio != 1)) for seed in range(4)
-    ]
-    return [make_row("run", {**keys, "seed": seed}, {**values, "test_loss": loss})
-            for seed, loss in enumerate(losses)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ratio", "outcome"), [(1.02, "holds"), (1.2, "does not hold")])
-def test_a_claim_is_about_the_own_baseline(ratio: float, outcome: str) -> None:
-    rows = [
-        *run_rows("synchronous", 1, 1),
-        *run_rows("synchronous", 1, 3, "muon"),
-        *run_rows("diloco", 32, ratio),
-        *run_rows("diloco", 32, 3 * ratio, "muon"),
-        *run_rows("sparseloco", 32, ratio / 1.1),
-    ]
-    results = analyze(STUDY, Outer(), rows, "command: x\n")
-    first, second, *_ = results.judgements
-    assert [finding.outcome for finding in first.findings] == [outcome] * 2
-    assert [finding.outcome for finding in second.findings] == ["holds"]
-    line = next(line for line in results.lines if line.group.keys["period"] == 32)
-    assert line.values["bytes_ratio"] == pytest.approx(1 / 32)
 
 
 def test_the_settings_have_baselines_first() -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from experiments.__main__ import main
 from experiments.cli.errors import ExperimentError
 from experiments.cli.launch import check
 from experiments.studies.pace import STUDY, TOLERANCE, Pace, compare
-from experiments.study.command import analyze, read_results
+from experiments.study.command import read_results
 from experiments.study.store import read
 from experiments.tasks.task import Task
 from experiments.training import pace
@@ -25,36 +24,6 @@ from experiments.training.real_time import Timings, worker_batches
 from tests.records import committed
 
 RECORDS = committed("*_pace*")
-
-
-def runs(wall: tuple[float, float], simulated: tuple[float, float]) -> list[dict[str, Any]]:
-    ends = {"seconds": 9.0, "minibatches": 3, "test_accuracy": 0.5}
-    return [
-        {"schema": 1, "kind": "run", "clock": clock, "strategy": strategy, "seed": seed,
-         "seconds_to_loss": seconds * (1 + seed) / (1 + seed / 99 * (strategy == NON_BLOCKING)),
-         **ends}
-        for clock, both in (("wall", wall), ("simulated", simulated))
-        for strategy, seconds in zip((SYNCHRONOUS, NON_BLOCKING), both, strict=True)
-        for seed in (0, 1, 2)
-    ]  # fmt: skip
-
-
-def test_speedups_agree_or_do_not() -> None:
-    results = analyze(STUDY, Pace(), runs((4.0, 2.0), (4.4, 2.0)), "")
-    speedups = [line["speedup"].mean for line in results.lines]
-    assert speedups == pytest.approx([1, 2.02, 1, 2.222], rel=1e-3)
-    assert "2.02 [1.97, 2.07] times as fast" in compare(results)
-    assert "+10 % off: within 20 %" in compare(results)
-    sooner, predicted = results.judgements
-    assert sooner.summary == "holds in 2 of 2 settings"
-    assert [each.where for each in predicted.findings] == ["simulated, non_blocking"]
-    assert predicted.summary == "holds in 1 of 1 setting"
-    far = analyze(STUDY, Pace(), runs((4.0, 2.0), (5.0, 2.0)), "")
-    assert "NOT within" in compare(far)
-    assert far.judgements[1].summary == "does not hold in 1 of 1 setting"
-    never = analyze(STUDY, Pace(), runs((math.nan, 2.0), (5.0, 2.0)), "")
-    assert compare(never) == "Not every run reached the loss."
-    assert never.judgements[0].findings[0].outcome == "holds"
 
 
 def test_runs_depend_on_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:

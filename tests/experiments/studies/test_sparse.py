@@ -1,7 +1,6 @@
-"""The comparison of sparse methods: its columns, claims and sentences, and a small run."""
+"""The comparison of sparse methods: small runs, and wrong options."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,87 +15,15 @@ from experiments.study.claims import Results
 from experiments.study.columns import Line
 from experiments.study.readme import write
 from experiments.study.store import read
-from experiments.study.tidy import make_row, of_kind
+from experiments.study.tidy import of_kind
 from experiments.training import trainer
 from experiments.training.densities import LeafDensity
 from experiments.training.train import Program
 from tests.slow import slow
 
-LEAF = LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1)
-
-# Bytes of the sparse leaf, and the distance from dense in its standard deviations.
-SYNTHETIC = {
-    "mean": (1000, 0.0),
-    "all_gather": (100, 0.0),
-    "s2_mean_0.25": (15, 2.0),
-    "s2_mean_1": (60, 0.5),
-    "s2_peel": (84, 0.0),
-    "s2_peel_8_bits": (21, 1.0),
-}
-
-
-def synthetic(methods: Mapping[str, tuple[float, float]], seeds: int = 3) -> Results:
-    """Losses of dense are 4, 5 and 6, whose standard deviation is 1."""
-    rows = [make_row("fact", {"about": "density"}, LEAF._asdict())]
-    for method, (sent, above) in methods.items():
-        costs = {"workers": 8, "sparse_bytes": sent, "step_bytes": 500 + sent}
-        times = {"encode_milliseconds": 1.0, "decode_milliseconds": math.nan}
-        rows.append(make_row("fact", {"about": "sparse", "method": method}, costs | times))
-        diagnostic = {"s2_peel": "max_unpeeled", "s2_mean_1": "max_expected_error"}.get(method)
-        for seed in range(seeds):
-            values = {"test_loss": 4 + seed + above, "compression_error": 0.5}
-            values |= {diagnostic: 0.01 * seed} if diagnostic else {}
-            tuned = {"learning_rate": 0.1, "at_edge": "learning_rate" * (method == "s2_mean_1")}
-            rows.append(make_row("run", {"method": method, "seed": seed}, tuned | values))
-    return command.analyze(STUDY, Sparse(seeds=seeds), rows, "command: sparse\ncommit: abc\n")
-
 
 def by_method(results: Results) -> dict[str, Line]:
     return {line.where: line for line in results.lines}
-
-
-def test_a_line_is_compared_with_dense_and_all_gather() -> None:
-    lines = by_method(synthetic(SYNTHETIC))
-    line = lines["s2_mean_1"]
-    assert (*line["test_loss"], line["difference"]) == pytest.approx((5.5, 1, 0.5))
-    assert line["paired_difference"] == pytest.approx((0.5, 0.5, 0.5))
-    ratios = line["dense_ratio"], line["all_gather_ratio"], line["step_bytes"]
-    assert ratios == (0.06, 0.6, 560)
-    assert line["expected_error"] == 0.02 and lines["s2_peel"]["unpeeled"] == 0.02
-    assert math.isnan(line["unpeeled"]) and math.isnan(lines["mean"]["overflow"])
-    assert [name for name, line in lines.items() if not line["is_within"]] == ["s2_mean_0.25"]
-    edges = [name for name, line in lines.items() if "edge" in line["learning_rate"]]
-    assert edges == ["s2_mean_1"]
-
-
-def outcomes(results: Results) -> list[dict[str, str]]:
-    return [
-        {finding.where: finding.outcome for finding in judgement.findings}
-        for judgement in results.judgements
-    ]
-
-
-def test_the_claims_are_judged_from_the_numbers() -> None:
-    gather, dense, loss = outcomes(synthetic(SYNTHETIC))
-    assert gather == {
-        "s2_mean_0.25": "holds",
-        "s2_mean_1": "does not hold",
-        "s2_peel": "does not hold",
-        "s2_peel_8_bits": "does not hold",
-    }
-    assert set(dense) == set(gather) and set(dense.values()) == {"holds"}
-    assert loss.pop("all_gather") == loss.pop("s2_peel") == "holds"
-    assert set(loss.values()) == {"does not hold"} and len(loss) == 3
-
-
-def test_the_readme_has_the_cheapest_methods_first_and_reports_a_diverged_run() -> None:
-    cheapest = "`s2_peel_8_bits`: 21, `s2_mean_1`: 60, `s2_peel`: 84, `all_gather`: 100."
-    assert f"fewest bytes first: {cheapest}" in write(STUDY, synthetic(SYNTHETIC))
-    results = synthetic({**SYNTHETIC, "s2_mean_1": (60, math.nan)})
-    assert outcomes(results)[2]["s2_mean_1"] == "does not hold"
-    readme = write(STUDY, results)
-    assert "| s2_mean_1 | 0.1 (edge) | - | - |" in readme
-    assert "| a | 100 x 4 | 0.02 | 0.08 | 0.03 | 0.1 |" in readme
 
 
 @pytest.fixture

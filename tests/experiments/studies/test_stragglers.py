@@ -1,4 +1,4 @@
-"""The study of stragglers: clocks, times of mini-batches, training in all forms, and the record.
+"""The study of stragglers: clocks, times of mini-batches, and training in all forms.
 
 `test_straggler_events.py` has the methods of the event engine.
 """

@@ -1,4 +1,4 @@
-"""The survey: its settings, its grids, and a small one from its options to its README."""
+"""The survey: its settings, its grids, and the rates that it has chosen."""
 
 import csv
 

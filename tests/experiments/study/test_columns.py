@@ -5,26 +5,20 @@ import io
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from scipy import stats
 
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
     Spread,
-    difference,
     first,
-    interval,
     mean_of,
     over_reference,
-    p_value,
     spread,
 )
-from experiments.study.statistics import confidence_interval
-from experiments.study.tidy import LARGEST, make_row, migrate, of_kind
+from experiments.study.tidy import LARGEST, make_row, migrate
 
 NAN = math.nan
 
@@ -102,38 +96,6 @@ def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
         make_row("run", {"seed": 0}, {"seed": 1})
 
 
-def test_columns_of_comparisons_are_paired_by_seed() -> None:
-    losses = {"mean": [1.0, 1.1, 0.9], "top": [1.2, 1.4, 1.2], "bad": [1.0, NAN, 1.0]}
-    rows = [run("g", name, seed, loss, accuracy=-loss)
-            for name, each in losses.items() for seed, loss in enumerate(each)]  # fmt: skip
-    table = Table(
-        TABLE.by,
-        (
-            key("method"),
-            Column("loss", interval("loss"), ".2f"),
-            Column("more", difference("loss"), ".2f"),
-            Column("ratio", difference("loss", log=True), ".2f"),
-            Column("accuracy", difference("accuracy", lower_is_better=False), ".0f", scale=100),
-            Column("p", p_value("loss"), ".3f"),
-            Column("p of worse", p_value("loss", log=True, is_worse=True), ".3f"),
-        ),
-        reference={"method": "mean"},
-    )
-    mean_line, top, bad = table.to_markdown(table.lines(rows)).splitlines()[2:]
-    assert mean_line == "| mean | 1.00 [0.75, 1.25] | - | - | - | - | - |"
-    low, high = confidence_interval([0.2, 0.3, 0.3])
-    expected = stats.ttest_rel(losses["top"], losses["mean"])
-    worse = stats.ttest_rel(np.log(losses["top"]), np.log(losses["mean"]), alternative="greater")
-    assert top == (
-        f"| top | 1.27 [0.98, 1.55] | 0.27 [{low:.2f}, {high:.2f}] | 1.27 [1.11, 1.45] | "
-        f"-27 [{-100 * high:.0f}, {-100 * low:.0f}] | {expected.pvalue:.3f} | {worse.pvalue:.3f} |"
-    )
-    assert bad == "| bad | - | diverged | diverged | diverged | 0.000 | 0.000 |"
-    header, *lines = csv.reader(io.StringIO(table.to_csv(table.lines(rows))))
-    assert header[:6] == ["method", "loss", "loss_low", "loss_high", "more", "more_low"]
-    assert {len(line) for line in lines} == {len(header)}
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.just(NAN), min_size=1, max_size=5))
 def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
@@ -141,23 +103,6 @@ def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
     read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
     found = [float(line["loss"]) for line in read]
     assert found == pytest.approx(losses, rel=1e-11, abs=0, nan_ok=True)
-
-
-def test_old_runs_get_the_edges_of_their_trials() -> None:
-    def rows(kind: str, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
-        return [
-            {"kind": kind, "method": method, "optimizer": "sgd", "seed": 5, "learning_rate": rate}
-            for method, each in rates.items() for rate in each
-        ]  # fmt: skip
-
-    tried = rows("tuning", {"a": [0.1, 1.0, 0.01], "b": [0.1, 1.0, 0.01], "c": [0.1]})
-    runs = rows("run", {"a": [0.1], "b": [1.0], "c": [0.1]})
-    found = of_kind(migrate([*tried, *runs]), "run")
-    assert [(row["at_edge"], row["trials"]) for row in found] == [
-        ("", 3), ("learning_rate", 3), ("", 1)
-    ]  # fmt: skip
-    assert of_kind(migrate(migrate([*tried, *runs])), "run") == found
-    assert "at_edge" not in runs[0] and "at_edge" not in migrate(runs)[0]
 
 
 def test_old_rows_get_the_schema_and_others_stay() -> None:

@@ -17,7 +17,7 @@ from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Lines, Points
 from experiments.study.groups import first, spread
-from experiments.study.panels import Axis, reference_band
+from experiments.study.panels import Axis
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row
 
@@ -123,23 +123,6 @@ def test_points_are_the_lines_of_the_table(tmp_path: Path, drawn: list[Any]) -> 
     assert [text.get_text() for text in drawn[1].legends[0].texts] == ["1 mean", "2 top"]
     colors = [mark(line)["color"] for line in results.lines]
     assert colors[0] == colors[1] != colors[2]
-
-
-def test_a_band_marks_the_reference_of_a_panel(tmp_path: Path, drawn: list[Any]) -> None:
-    table = Table(TABLE.by, TABLE.columns, reference={"method": "mean"})
-    for seeds, collections in ((3, 1), (1, 0)):
-        rows = make_results(seeds).rows
-        points = Points(**COMMON, x=Axis("bytes", "kB", 1e-3), y=LOSS, across=("split",),
-                        finish=reference_band("loss"))  # fmt: skip
-        points.draw(tmp_path, Results(None, rows, table.lines(rows)))
-        panel = drawn[-1].axes[1]
-        (line,) = [line for line in panel.lines if line.get_linestyle() == ":"]
-        values = [loss("skewed", "mean", seed, 4) for seed in range(seeds)]
-        assert line.get_ydata()[0] == pytest.approx(np.mean(values))
-        assert len(panel.patches) == collections
-        if collections:
-            top = panel.patches[0].get_y() + panel.patches[0].get_height()
-            assert top == pytest.approx(np.mean(values) + np.std(values, ddof=1))
 
 
 def test_a_record_without_rows_has_no_figure_and_diverged_runs_have_one(tmp_path: Path) -> None:

@@ -72,19 +72,6 @@ def test_a_part_of_a_grid_covers_every_axis_evenly(axes: list[Axis], points: int
         assert len(counts) >= min(points, len(axis.values))
 
 
-def test_every_method_has_the_same_number_of_trials() -> None:
-    """The minimum is inside both grids, so neither is extended."""
-    budget = Budget(9, seeds=2)
-    one = search({"rate": RATES}, budget, valley(0.15))
-    two = search(
-        {"rate": RATES, "density": Axis((0.01, 0.03, 0.1, 0.3))},
-        budget,
-        lambda p, seed: math.log(p["rate"] / 0.1) ** 2 + math.log(p["density"] / 0.06) ** 2,
-    )
-    assert one.trials == two.trials == 18
-    assert one.at_edge == two.at_edge == ()
-
-
 def test_a_smaller_grid_is_refined_around_the_best() -> None:
     trials = valley(0.2)
     choice = search({"rate": RATES}, Budget(7), trials)
