@@ -81,6 +81,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a number replaced": lambda raw: raw.replace(b"1", b"one"),
     "a name replaced": lambda raw: raw.replace(b"mean", b"../$x^$").replace(b"schema", b"scheme"),
     "deep": lambda raw: b"[" * 100_000,
+    "deep inside": lambda raw: raw.replace(b"[2]", b"[" * 900 + b"]" * 900),
 }
 
 

@@ -13,10 +13,13 @@ from rich.console import Console
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
     Spread,
+    deviations,
     first,
     mean_of,
+    over,
     over_reference,
     spread,
+    times_above,
 )
 from experiments.study.tidy import LARGEST, make_row, migrate
 
@@ -94,6 +97,17 @@ def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
         Table(("method",), (), reference={"methods": "mean"})
     with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
         make_row("run", {"seed": 0}, {"seed": 1})
+
+
+def test_comparisons_of_ties_zeros_and_diverged_runs() -> None:
+    rows = [run("ring", "mean", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0, NAN))]
+    rows += [run("ring", "top", seed, loss) for seed, loss in enumerate((2.0, 2.0, NAN, NAN, 9.0))]
+    mean, top = (line.group for line in TABLE.lines(rows))
+    assert (times_above("loss")(mean), times_above("loss")(top)) == (None, "2/4")
+    equal = [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
+    _, same = (line.group for line in TABLE.lines(equal))
+    assert math.isnan(deviations("loss")(same))
+    assert math.isnan(over(lambda group: 0, method="mean")(same))
 
 
 @settings(deadline=None)

@@ -5,7 +5,13 @@ import dataclasses
 from experiments.study.claims import Claim, Finding, Judgement, Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import mean_of
-from experiments.study.readme import UNSTATED, provenance, read_environment, write
+from experiments.study.readme import (
+    UNSTATED,
+    describe_tuning,
+    provenance,
+    read_environment,
+    write,
+)
 from experiments.study.study import Study
 from experiments.study.tidy import make_row
 
@@ -43,3 +49,17 @@ def test_the_provenance_has_the_commits_of_all_commands() -> None:
     assert "at commit abc, resumed at def, with uncommitted changes; python 3.13" in twice
     assert provenance(f"{FIRST}\n{FIRST}") == once
     assert [each["commit"][:3] for each in read_environment(f"{FIRST}\n{SECOND}")] == ["abc", "def"]
+
+
+def test_the_tuning_reports_unlike_numbers_of_seeds_and_trials() -> None:
+    runs, trials = (("mean", 0), ("top", 0), ("top", 1)), (("mean", 1), ("top", 1), ("top", 2))
+    rows = [
+        make_row("run", {"method": name, "seed": seed}, {"at_edge": "rate" * (name == "top")})
+        for name, seed in runs
+    ]
+    rows += [make_row("trial", {"method": name, "seed": 2}, {"rate": n}) for name, n in trials]
+    described = describe_tuning(rows, ["method"])
+    assert described.startswith(
+        "Every line of the table is over 1 to 2 seeds. The tuning took 1 to 2"
+    )
+    assert described.endswith("3 in total. At an end of the tried values: top (rate).")
