@@ -101,3 +101,4 @@ def test_a_reader_returns_data_or_names_the_file(tmp_path: Path, name: str) -> N
             assert isinstance(error, ExperimentError) == (name not in ("calibration", "times"))
             assert str(tmp_path) in said and len(said) < 500 and "\n" not in said, damage
     assert ("a page of an error" in refused) == (name != "environment")  # Which is any text.
+    assert ("deep inside" in refused) == (b"[2]" in valid)
