@@ -50,6 +50,7 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
         to_link("ethernet-11gbit")
     with pytest.raises(ValueError, match=r"preset \(cpu-core.*got 'a101'"):
         to_device("a101")
-    for name, preset in {**LINKS, **DEVICES}.items():
+    presets: dict[str, Any] = {**LINKS, **DEVICES}
+    for name, preset in presets.items():
         assert preset.name == name
         assert any(word in preset.source for word in ("nominal", "measured", "assumption"))

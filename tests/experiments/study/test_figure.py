@@ -81,7 +81,8 @@ def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> Non
 
 
 def test_every_axis_and_every_key_has_panels(tmp_path: Path, drawn: list[Any]) -> None:
-    for keys in ({"across": ("split",)}, {"down": ("split",)}):
+    placed: list[dict[str, Any]] = [{"across": ("split",)}, {"down": ("split",)}]
+    for keys in placed:
         Lines(**COMMON, x=(X, SECONDS), y=LOSS, **keys).draw(tmp_path, make_results())
     across, down = ([(axes.get_title(), axes.get_xlabel()) for axes in f.axes] for f in drawn)
     assert across == [(split, label) for label in ("steps", "s") for split in ("iid", "skewed")]
