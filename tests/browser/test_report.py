@@ -40,13 +40,13 @@ def wait_until(page: Page, script: str, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+ROWS = """[...document.querySelectorAll('table:not(#claims) tbody tr')]
+    .filter((row) => !row.hidden)"""
+"""The visible rows of the main table."""
+
+
 def column(page: Page, place: int) -> list[str]:
-    """The visible cells of a column of the main table."""
-    return page.run(
-        "return [...document.querySelectorAll('table:not(#claims) tbody tr')]"
-        ".filter((row) => !row.hidden).map((row) => row.cells[arguments[0]].textContent)",
-        place,
-    )
+    return page.run(f"return {ROWS}.map((row) => row.cells[arguments[0]].textContent)", place)
 
 
 def test_the_table_is_sorted_and_filtered(page: Page, file: pathlib.Path) -> None:
@@ -54,20 +54,17 @@ def test_the_table_is_sorted_and_filtered(page: Page, file: pathlib.Path) -> Non
     heads = page.find_all("table:not(#claims) th button")
     place = [head.text for head in heads].index("bytes/worker/step")
     everything = column(page, place)
-    heads[place].click()
-    numbers = [
-        float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"
-    ]
-    assert numbers == sorted(numbers) and len({*numbers}) > 2
-    heads[place].click()
-    again = [float(text.split()[0].replace(",", "")) for text in column(page, place) if text != "-"]
-    assert again == numbers[::-1] and sorted(column(page, place)) == sorted(everything)
-    search = page.find("input[type=search]")
-    search.send_keys("adam mean")
-    rows = page.run(
-        "return [...document.querySelectorAll('table:not(#claims) tbody tr')]"
-        ".filter((row) => !row.hidden).map((row) => row.textContent)"
-    )
+
+    def numbers() -> list[float]:
+        heads[place].click()
+        cells = column(page, place)
+        assert sorted(cells) == sorted(everything)
+        return [float(text.split()[0].replace(",", "")) for text in cells if text != "-"]
+
+    first = numbers()
+    assert first == sorted(first) == numbers()[::-1] and len({*first}) > 2
+    page.find("input[type=search]").send_keys("adam mean")
+    rows = page.run(f"return {ROWS}.map((row) => row.textContent)")
     assert 0 < len(rows) < len(everything)
     assert all("adam" in row and "mean" in row for row in rows)
 
@@ -98,8 +95,7 @@ def test_raw_rows_are_downloaded(page: Page, file: pathlib.Path, tmp_path: pathl
     assert path.read_bytes() == (RECORD / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, NARROW])
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, NARROW)])
 def test_it_is_readable(page: Page, file: pathlib.Path, dark: bool, width: int) -> None:
     page.open(file, width=width, dark=dark)
     wait_until(page, DRAWN)

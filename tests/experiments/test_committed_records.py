@@ -13,7 +13,6 @@ from tests.records import committed
 RECORDS = [path for path in committed() if (path / "metrics.jsonl").exists()]
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "folder",
     [path for path in RECORDS if study_of(path) in studies.names()],

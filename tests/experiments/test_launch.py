@@ -36,12 +36,8 @@ def test_the_command_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         ("launch", "launch needs a command after its options"),
-        ("launch --processes 0 -- train", "--processes: must be at least 1, got '0'"),
-        ("launch -- tain", "invalid choice: 'tain'"),
         ("launch -- digits", "invalid choice: 'digits'"),
-        ("launch -- launch -- train", "invalid choice: 'launch'"),
         ("launch -- train --steps 0", "--steps: must be an integer of at least 1"),
-        ("launch -- train --bitz 8", "unrecognized arguments: --bitz 8"),
         ("launch -- train --devices 2", "--devices cannot be used under `launch`"),
     ],
 )
@@ -50,36 +46,12 @@ def test_errors_are_raised_before_any_process_starts(arguments: str, message: st
         main(read(arguments))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [("launch --help", "--devices-per-process"), ("launch -- train --help", "--learning-rate")],
-)
-def test_help_is_that_of_the_preceding_command(
-    arguments: str, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(read(arguments))
-    assert ended.value.code == 0 and option in capsys.readouterr().out
-
-
-def test_other_commands_take_no_dashes() -> None:
-    with pytest.raises(ExperimentError, match="unrecognized arguments"):
-        parse(COMMANDS, ["train", "--", "x"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"JAX_COORDINATOR_ADDRESS": "host"}, "must be HOST:PORT, got 'host'"),
-        ({"JAX_NUM_PROCESSES": "two"}, "must be an integer, got 'two'"),
-    ],
-)
-def test_invalid_settings_of_a_process_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], message: str
-) -> None:
-    right = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
-    for name, value in {**right, "JAX_PROCESS_ID": "1", **settings}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ExperimentError, match=re.escape(message)) as error:
+def test_an_invalid_address_of_the_coordinator_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("COORDINATOR_ADDRESS", "host"),
+        ("NUM_PROCESSES", "2"),
+        ("PROCESS_ID", "1"),
+    ):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    with pytest.raises(ExperimentError, match=r"^[^\n]* must be HOST:PORT, got 'host'[^\n]*$"):
         cluster.initialize(1.0)
-    assert len(str(error.value)) < 300 and "\n" not in str(error.value)

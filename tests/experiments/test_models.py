@@ -8,16 +8,16 @@ import pytest
 from flax import linen
 
 from experiments.tasks.models import Conv
+from tests.slow import slow
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("shape", "size", "options", "flax"),
     [
-        ((2, 5, 6, 3), (3, 3), {}, {}),
+        slow((2, 5, 6, 3), (3, 3), {}, {}),
         ((2, 5, 4, 1), (2, 3), {"dilation": 2}, {"kernel_dilation": 2}),
-        ((3, 9, 4), (3,), {"dilation": 2, "is_causal": True},
-         {"kernel_dilation": 2, "padding": "CAUSAL"}),
+        slow((3, 9, 4), (3,), {"dilation": 2, "is_causal": True},
+             {"kernel_dilation": 2, "padding": "CAUSAL"}),
     ],
 )  # fmt: skip
 def test_a_convolution_is_that_of_flax(

@@ -60,7 +60,7 @@ def simulated(make: Callable[[], optax.GradientTransformation], per_worker: bool
     return np.stack([found.mean(axis=0), found.std(axis=0) / SEEDS**0.5])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_simulator_has_the_exact_moments(name: str) -> None:
     make, mixing, combines_first, per_worker = LINEAR[name]
@@ -70,14 +70,11 @@ def test_the_simulator_has_the_exact_moments(name: str) -> None:
     assert np.max(error / mean) < 0.02  # A wrong factor of a tenth would be seen.
 
 
-def test_the_two_recursions_agree() -> None:
+def test_the_two_recursions_agree_and_one_step_is_the_formula() -> None:
+    """From the minimum, one step has the error rate² (variance of the mean of the gradients)."""
     expected = exact_distances(OBJECTIVE, RATES, START, lambda step: MEAN)
     found = exact_distances_of_mean(OBJECTIVE, RATES, START)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_one_step_is_the_formula() -> None:
-    """From the minimum, one step has the error rate² (variance of the mean of the gradients)."""
     known = objectives.constants(OBJECTIVE)
     (found,) = exact_distances_of_mean(OBJECTIVE, np.array([0.1]), np.float64(OBJECTIVE.solution))
     assert found == pytest.approx(0.1**2 * known.variance / WORKERS, rel=1e-5)

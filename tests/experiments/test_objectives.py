@@ -7,6 +7,7 @@ import pytest
 
 from experiments.tasks import objectives
 from experiments.tasks.objectives import Constants, Objective, constants, logistic, quadratic
+from tests.slow import slow
 
 WORKERS = 4
 DRAWS = 2000
@@ -26,8 +27,7 @@ def gradients(objective: Objective, x: np.ndarray, draws: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(of_draw))(keys), np.float64)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("make", [quadratic, logistic])
+@pytest.mark.parametrize("make", [quadratic, slow(logistic)])
 def test_the_constants_are_those_of_drawn_gradients(make: object) -> None:
     objective = make(WORKERS)  # type: ignore[operator]
     known, drawn = constants(objective), gradients(objective, objective.solution, DRAWS)
@@ -42,6 +42,9 @@ def test_the_constants_are_those_of_drawn_gradients(make: object) -> None:
 
 @pytest.mark.slow
 def test_the_variance_of_quadratics_grows_with_the_gradient() -> None:
+    for workers in (4, 16, 64):
+        found = constants(quadratic(workers))
+        np.testing.assert_allclose(found, Constants(1, 4, 1.25, 0.25, 1), rtol=1e-5)
     objective = quadratic(WORKERS)
     known, x = constants(objective), objective.solution + np.float32(1)
     drawn = gradients(objective, x, DRAWS)
@@ -51,8 +54,7 @@ def test_the_variance_of_quadratics_grows_with_the_gradient() -> None:
     np.testing.assert_allclose(variance, expected, rtol=0.1)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("make", [quadratic, logistic])
+@pytest.mark.parametrize("make", [quadratic, slow(logistic)])
 def test_the_curvatures_are_those_of_the_mean_loss(make: object) -> None:
     """Quadratics exactly; of the logistic losses, the smoothness is a bound."""
     objective = make(WORKERS)  # type: ignore[operator]
@@ -90,9 +92,3 @@ def test_the_curvatures_are_those_of_the_mean_loss(make: object) -> None:
         np.testing.assert_allclose([values[0], values[-1]], [1, 4], rtol=1e-4)
         np.testing.assert_allclose(known[:2], [1, 4], rtol=1e-6)
     np.testing.assert_allclose(np.asarray(gradient(objective.solution)), 0, atol=2e-6)
-
-
-@pytest.mark.parametrize("workers", [4, 16, 64])
-def test_the_number_of_workers_does_not_change_the_constants(workers: int) -> None:
-    found = constants(quadratic(workers))
-    np.testing.assert_allclose(found, Constants(1, 4, 1.25, 0.25, 1), rtol=1e-5)

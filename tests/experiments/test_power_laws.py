@@ -9,11 +9,9 @@ from experiments.study.exponents import compare
 from experiments.training.power_laws import binned, fit_exponent
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.0, 1.0])
-def test_the_interval_covers_the_exponent_as_often_as_it_says(exponent: float) -> None:
+def test_the_interval_covers_the_exponent_as_often_as_it_says() -> None:
     """Five seeds of noisy runs, many times: 95 % of the intervals contain the true exponent."""
-    rng, repeats = np.random.default_rng(0), 1000
+    rng, repeats, exponent = np.random.default_rng(0), 1000, -0.5
     x = np.geomspace(200, 2000, 8)
     covered = 0
     for _ in range(repeats):

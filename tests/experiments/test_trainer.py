@@ -54,18 +54,8 @@ def test_the_simulation_agrees_with_devices(task: Task, program: Program) -> Non
     for name in ("train_loss", "test_loss", "compression_error"):
         assert found[name] == pytest.approx(expected[name], rel=1e-3), name
     assert found["bytes_per_step"] == expected["bytes_per_step"] > 0
-
-
-@pytest.mark.slow
-def test_a_learning_rate_is_used_and_shares_the_step(task: Task, program: Program) -> None:
-    def moved(rate: float) -> float:
-        tried = program._replace(learning_rate=rate)
-        params, state = tried.start(0)
-        first = np.asarray(params["Dense_0"]["kernel"])
-        params, state, _ = tried.step(params, state, next(tried.batches(task, 0)))
-        return np.abs(np.asarray(params["Dense_0"]["kernel"]) - first).max()
-
-    assert moved(0.5) == pytest.approx(10 * moved(0.05), rel=1e-2)
+    *_, faster = train(program._replace(learning_rate=0.5), seed=0, steps=6, log_every=3)
+    assert abs(faster["train_loss"] - found["train_loss"]) > 0.01
 
 
 def test_bytes_are_those_of_the_stage_that_a_step_takes(task: Task) -> None:
@@ -116,32 +106,18 @@ def test_trials_are_shorter_and_do_not_train_on_the_validation_set(
 
 
 @pytest.mark.slow
-def test_the_options_of_a_method_are_used(task: Task) -> None:
+def test_the_options_of_a_method_are_used_and_votes_have_no_error(task: Task) -> None:
     run = trainer.make_trainer(CONFIG, "signum", "sgd", task, steps=2, log_every=2, simulated=True)
-    losses = [
-        [*run({}, 0, {"learning_rate": 0.01, **options}, validation=False)][-1]["train_loss"]
+    ends = [
+        [*run({}, 0, {"learning_rate": 0.01, **options}, validation=False)][-1]
         for options in ({}, {"momentum": 0.9}, {"momentum": 0.5})
     ]
+    losses = [end["train_loss"] for end in ends]
     assert losses[0] == losses[1] != losses[2]
+    assert all(math.isnan(end["compression_error"]) for end in ends)
 
 
-@pytest.mark.slow
-def test_the_compression_error_of_votes_means_nothing(task: Task) -> None:
-    program = simulated(task, make_variant("sign_sgd", None))
-    assert all(math.isnan(row["compression_error"]) for row in train(program, 0, 1, 1))
-
-
-@pytest.mark.parametrize(
-    ("method", "batch", "message"),
-    [
-        ("foo", 32, "no method 'foo'"),
-        ("mean", 31, "not evenly divisible"),
-        ("mean", 1200, "--batch 1200 exceeds the 1150 training examples that remain"),
-    ],
-)
-def test_invalid_options_are_errors_before_the_first_run(
-    task: Task, method: str, batch: int, message: str
-) -> None:
-    config = Survey(batch=batch, devices=2)
-    with pytest.raises(ExperimentError, match=message):
-        trainer.make_trainer(config, method, "sgd", task, steps=1, log_every=1, trial_steps=1)
+def test_a_batch_that_trials_do_not_have_is_an_error_before_the_first_run(task: Task) -> None:
+    config = Survey(batch=1200, devices=2)
+    with pytest.raises(ExperimentError, match="1200 exceeds the 1150 training examples that rem"):
+        trainer.make_trainer(config, "mean", "sgd", task, steps=1, log_every=1, trial_steps=1)

@@ -12,21 +12,11 @@ from jaxcomm.perf._link import DEVICES, LINKS, to_device, to_link
 @pytest.mark.parametrize(
     ("text", "bytes_per_second"),
     [
-        ("10Gbit", 1.25e9),
-        ("10gbit", 1.25e9),
-        ("200mbit", 25e6),
-        ("200Mbps", 25e6),
-        ("200 Mbit/s", 25e6),
-        ("1Gb/s", 125e6),
-        ("1GB/s", 1e9),
-        ("1gB/s", 1e9),
-        ("10MBps", 10e6),
-        ("10Mbps", 1.25e6),
-        ("2.5e3 kbit", 312500.0),
-        ("8bit", 1.0),
-        ("1TB/s", 1e12),
+        ("10gbit", 1.25e9), ("200Mbps", 25e6), ("200 Mbit/s", 25e6), ("1Gb/s", 125e6),
+        ("1gB/s", 1e9), ("10MBps", 10e6), ("10Mbps", 1.25e6), ("2.5e3 kbit", 312500.0),
+        ("8bit", 1.0), ("1TB/s", 1e12), ("1Gbit,", 125e6),
     ],
-)
+)  # fmt: skip
 def test_a_bandwidth_is_read(text: str, bytes_per_second: float) -> None:
     link = to_link(text)
     assert link.bytes_per_second == pytest.approx(bytes_per_second) and link.latency == 50e-6
@@ -39,40 +29,28 @@ def test_a_latency_is_read(text: str, latency: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fast", "10", "Gbit", "-1Gbit", "0Gbit", "1..2Gbit", "1Gbit,", "1Gbit, 5", "nan Gbit",
-     "1Gbit, 5ms, 5ms", "1GBit/sec", "50us", "9e99Gbit" * 9, "0.0mbit"],
-)  # fmt: skip
+    ["", "10", "Gbit", "-1Gbit", "0.0mbit", "1..2Gbit", "1Gbit, 5", "1Gbit, 5ms, 5ms", "50us"],
+)
 def test_what_is_no_bandwidth_is_refused(text: str) -> None:
-    if text == "1Gbit,":
-        assert to_link(text).latency == 50e-6
-        return
     with pytest.raises(ValueError, match=r"`link` must be a `perf\.Link`, or a bandwidth"):
         to_link(text)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, 10**400, None, "fast", True])
-def test_a_link_needs_a_bandwidth(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, None, "fast"])
+def test_a_link_has_finite_numbers(wrong: Any) -> None:
     with pytest.raises(ValueError, match="`bytes_per_second` must be a finite number above 0"):
         perf.Link(wrong, 0.0, "mine")
-
-
-@pytest.mark.parametrize("wrong", [-1e-6, math.nan, math.inf, None, True])
-def test_a_latency_is_not_negative(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="`latency` must be a finite number of at least 0"):
-        perf.Link(1e9, wrong)
+    if wrong != 0:
+        with pytest.raises(ValueError, match="`latency` must be a finite number of at least 0"):
+            perf.Link(1e9, wrong)
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"got 'ethernet-11gbit'. Presets: wan-100mbit, eth"):
         to_link("ethernet-11gbit")
-    with pytest.raises(ValueError, match=r"`link` must be a `perf.Link`.*got 125"):
-        to_link(125)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"preset \(cpu-core.*got 'a101'"):
         to_device("a101")
-
-
-@pytest.mark.parametrize("name", [*LINKS, *DEVICES])
-def test_a_preset_states_its_source(name: str) -> None:
-    preset = LINKS.get(name) or DEVICES[name]
-    assert preset.name == name
-    assert any(word in preset.source for word in ("nominal", "measured", "assumption"))
+    presets: dict[str, Any] = {**LINKS, **DEVICES}
+    for name, preset in presets.items():
+        assert preset.name == name
+        assert any(word in preset.source for word in ("nominal", "measured", "assumption"))

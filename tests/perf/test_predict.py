@@ -90,15 +90,20 @@ def test_a_calibrated_codec_has_its_seconds() -> None:
     assert scalar.codec_seconds == pytest.approx(2e-3) and scalar.network_seconds == 0
 
 
-def test_gossip_is_predicted() -> None:
-    # D-PSGD on a ring sends the parameters to two neighbors.
-    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
+def of_workers(tx: optax.GradientTransformation) -> tuple[Any, ...]:
+    """A step of workers with their own parameters, and the shapes of its arguments."""
     params = jax.eval_shape(lambda: jaxcomm.replicate({"w": jnp.zeros((1000, 1000))}, N))
     step = jaxcomm.simulate(lambda p, x: jnp.sum(p["w"] ** 2) * jnp.mean(x), tx, workers=N)
     state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, N), params)
-    batch = jax.ShapeDtypeStruct((N,), jnp.float32)
+    return step, params, state, jax.ShapeDtypeStruct((N,), jnp.float32)
+
+
+def test_gossip_is_predicted() -> None:
+    # D-PSGD on a ring sends the parameters to two neighbors.
+    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
+    step, params, *others = of_workers(tx)
     options: Any = {"link": LINK, "compute_seconds": 0.1, "codec_seconds": 0.01}
-    found = perf.predict(step, params, state, batch, **options)
+    found = perf.predict(step, params, *others, **options)
     assert found.bytes_per_worker == pytest.approx(2 * 4 * D, rel=1e-4)
     # Of a worker's own 4 MB, all are in the last bucket.
     assert found.overlapped == pytest.approx(found.seconds)
@@ -106,30 +111,23 @@ def test_gossip_is_predicted() -> None:
 
 
 def test_local_steps_send_in_a_share_of_the_steps() -> None:
-    tx = optax.chain(optax.sgd(0.1), synchronization.local_sgd(8))
-    params = jax.eval_shape(lambda: jaxcomm.replicate({"w": jnp.zeros((1000, 1000))}, N))
-    step = jaxcomm.simulate(lambda p, x: jnp.sum(p["w"] ** 2) * jnp.mean(x), tx, workers=N)
-    state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, N), params)
-    batch = jax.ShapeDtypeStruct((N,), jnp.float32)
+    given = of_workers(optax.chain(optax.sgd(0.1), synchronization.local_sgd(8)))
     options: Any = {"link": perf.Link(1e9, 0.0), "compute_seconds": 0.1, "codec_seconds": 0.0}
-    every, eighth = (
-        perf.predict(step, params, state, batch, share=share, **options) for share in (1.0, 1 / 8)
-    )
+    every, eighth = (perf.predict(*given, share=share, **options) for share in (1.0, 1 / 8))
     assert eighth.network_seconds == pytest.approx(every.network_seconds / 8, rel=1e-3)
     assert eighth.bytes_per_worker == pytest.approx(every.bytes_per_worker / 8, rel=1e-3)
 
 
 def test_overlap_hides_at_most_the_backward_pass() -> None:
     large = {"w": jax.ShapeDtypeStruct((100, 2**20), jnp.float32)}  # 400 MiB: 16 buckets.
-    found = perf.predict(
-        jaxcomm.mean(), large, link=perf.Link(1e10, 0.0), compute_seconds=0.3, workers=N
+    fast, slow = (
+        perf.predict(
+            jaxcomm.mean(), large, link=perf.Link(rate, 0.0), compute_seconds=0.3, workers=N
+        )
+        for rate in (1e10, 1e8)
     )
-    network = found.network_seconds
-    assert network < 0.2
-    assert found.overlapped == pytest.approx(0.3 + network / 16)
-    slow = perf.predict(
-        jaxcomm.mean(), large, link=perf.Link(1e8, 0.0), compute_seconds=0.3, workers=N
-    )
+    assert fast.network_seconds < 0.2
+    assert fast.overlapped == pytest.approx(0.3 + fast.network_seconds / 16)
     assert slow.overlapped == pytest.approx(0.1 + slow.network_seconds)
     # One bucket is sent when the backward pass is over.
     small = seen(jaxcomm.mean())
@@ -173,38 +171,19 @@ def test_a_loop_of_unknown_length_has_no_time() -> None:
         perf.predict(mapped, jnp.ones(4), link="1Gbit", compute_seconds=1.0)
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, "0.3", None, True])
-def test_compute_seconds_are_positive(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="`compute_seconds` must be a finite number above 0, got"):
-        seen(jaxcomm.mean(), compute_seconds=wrong)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"workers": 0}, "number of workers must be an int of at least 1.* got 0"),
-        ({"workers": 2.0}, "number of workers must be an int of at least 1.* got 2.0"),
         ({"share": 2}, "`share` must be from 0 to 1, got 2"),
+        ({"compute_seconds": -1.0}, "`compute_seconds` must be a finite number above 0, got"),
+        ({"compute_seconds": math.nan}, "`compute_seconds` must be a finite number above 0, got"),
         ({"codec_seconds": -1}, "`codec_seconds` must be a finite number of at least 0, got -1"),
-        ({"device": "z80"}, "`device` must be a `perf.Device` or a preset"),
-        ({"link": "fast"}, "Presets: wan-100mbit"),
     ],
 )
 def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
-    tx = jaxcomm.all_gather_mean(natural())
     with pytest.raises(ValueError, match=message):
-        seen(tx, **options)
-
-
-def test_a_codec_is_no_program() -> None:
-    with pytest.raises(ValueError, match="must be an optax transformation, got a `Codec`"):
-        seen(dither())
-
-
-def test_parameters_are_required() -> None:
-    options: Any = {"link": LINK, "compute_seconds": 1.0, "workers": 2}
-    with pytest.raises(TypeError, match="'params'"):
-        perf.predict(jaxcomm.mean(), **options)
+        seen(jaxcomm.mean(), **options)
 
 
 def test_layers_inside_the_backward_pass_send_what_is_sent_after_it() -> None:

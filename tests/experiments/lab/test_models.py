@@ -38,25 +38,24 @@ def _weights(read: inputs.Inputs, seed: int = 0) -> dict[str, jax.Array]:
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_and_batches_follow_from_their_seeds(model: str) -> None:
     read = inputs.load(model)
-    jax.tree.map(np.testing.assert_array_equal, read.first_weights(3), read.first_weights(3))
-    assert any(
-        (a != b).any()
-        for a, b in zip(read.first_weights(3).values(), read.first_weights(4).values(), strict=True)
-    )
+    first, other = read.first_weights(3), read.first_weights(4)
+    jax.tree.map(np.testing.assert_array_equal, first, read.first_weights(3))
+    assert any((first[name] != other[name]).any() for name in first)
+    assert all(array.dtype == np.float32 for array in first.values())
     batch = read.batch(1, 2, 3)
     np.testing.assert_array_equal(batch, read.batch(1, 2, 3))
-    for other in [(0, 2, 3), (1, 0, 3), (1, 2, 0)]:
-        assert (batch != read.batch(*other)).any()
-    assert read.held_out.shape == (inputs.HELD_OUT, batch.shape[1])
+    for place in [(0, 2, 3), (1, 0, 3), (1, 2, 0)]:
+        assert (batch != read.batch(*place)).any()
+    assert read.held_out.shape == read.validation.shape == (inputs.HELD_OUT, batch.shape[1])
     assert read.held_out.dtype == read.validation.dtype == batch.dtype
-    assert read.validation.shape == read.held_out.shape
     assert (read.validation != read.held_out).any(axis=1).all()
-    assert all(array.dtype == np.float32 for array in read.first_weights(0).values())
 
 
 def test_the_models_have_as_many_parameters_as_documented() -> None:
     sizes = [sum(w.size for w in inputs.load(model).first_weights(0).values()) for model in MODELS]
     assert sizes == [10_496_000, 3_307_008]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["peers"] == [f"torch=={TORCH}"]
 
 
 def test_batches_and_held_out_rows_are_windows_of_the_text(tmp_path: Path) -> None:
@@ -74,13 +73,6 @@ def test_batches_and_held_out_rows_are_windows_of_the_text(tmp_path: Path) -> No
         (read.held_out, text[start:]),
     ):
         assert all(row.astype(np.uint8).tobytes() in part for row in rows)
-
-
-@pytest.mark.slow
-def test_the_first_loss_of_the_transformer_is_that_of_guessing() -> None:
-    read = inputs.load("transformer")
-    loss = models.transformer_loss(_weights(read), jnp.asarray(read.batch(0, 0, 0)))
-    assert abs(loss - np.log(256)) < 0.2
 
 
 @pytest.mark.slow
@@ -151,30 +143,15 @@ def test_both_frameworks_have_the_same_adam(torch_models: Any) -> None:
         np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_wrong_input_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="must be one of mlp, transformer, got 'cnn'"):
-        inputs.load("cnn")
+def test_a_text_that_is_too_short_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"short" * 1000)
     with pytest.raises(ExperimentError, match="is too short: about 98304 bytes are needed"):
         inputs.load("transformer", tmp_path / "text")
-    with pytest.raises(ExperimentError, match="the MLP reads no file"):
-        inputs.load("mlp", tmp_path / "text")
 
 
-def test_a_missing_or_other_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ExperimentError, match=r"not installed: pip install 'jaxcomm\[peers\]'"):
-        require_torch()
+def test_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1+cpu")
     with pytest.raises(ExperimentError, match=r"PyTorch 2.13.0, found 2.9.1\+cpu: pip install"):
         require_torch()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{TORCH}+cpu")
     require_torch()
-
-
-def test_the_extra_names_the_version_of_the_lab() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["peers"] == [f"torch=={TORCH}"]

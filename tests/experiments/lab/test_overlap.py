@@ -7,19 +7,13 @@ import sys
 
 import pytest
 
-from experiments.lab.overlap import Form, of_steps, offsets, parsed
+from experiments.lab.overlap import Form, of_steps, offsets
 
 
 def test_waits_are_of_the_steps_that_begin_or_apply() -> None:
     begins, arrives = offsets(10, 2, 3)
     steps = [float(number in begins) + 10 * (number in arrives) + 5 for number in range(10)] * 2
     assert of_steps(steps, begins, arrives, 10) == Form(7.2, 5.0, 1.0, 10.0)
-
-
-def test_the_options_have_defaults() -> None:
-    options = parsed(["--rate", "1gbit"])
-    assert options.rate == "1gbit"
-    assert options.overlap < options.period // options.fragments
 
 
 @pytest.mark.slow

@@ -72,16 +72,12 @@ def group(
     ]
 
 
-def test_replicas_are_equal_after_steps(group: tuple[Path, list[Any]]) -> None:
+def test_replicas_are_equal_after_steps_and_hooks_differ(group: tuple[Path, list[Any]]) -> None:
     _, written = group
-    for method in SYNCHRONIZED:
-        assert len({each[method]["weights"] for each in written}) == 1, method
-    assert len({each["ddp_none"]["weights"] for each in written}) == len(written)
-
-
-def test_each_hook_changes_the_weights(group: tuple[Path, list[Any]]) -> None:
-    written = group[1][0]
-    assert len({written[method]["weights"] for method in AS_SHIPPED}) == len(AS_SHIPPED)
+    for method in AS_SHIPPED:
+        replicas = {each[method]["weights"] for each in written}
+        assert len(replicas) == (1 if method in SYNCHRONIZED else len(written)), method
+    assert len({written[0][method]["weights"] for method in AS_SHIPPED}) == len(AS_SHIPPED)
 
 
 def test_plain_ddp_is_one_process_with_the_whole_batch(group: tuple[Path, list[Any]]) -> None:
@@ -116,23 +112,17 @@ def test_a_measurement_has_an_entry_per_step(group: tuple[Path, list[Any]]) -> N
             assert measured["sent"] is None  # There is no such interface.
 
 
-@pytest.mark.parametrize("optimizer", list(torch_worker.OPTIMIZERS))
-def test_a_curve_has_an_entry_per_evaluation(group: tuple[Path, list[Any]], optimizer: str) -> None:
+def test_a_curve_has_an_entry_per_evaluation(group: tuple[Path, list[Any]]) -> None:
     for written in group[1]:
-        curve = written[optimizer]
-        assert curve["steps"] == [0, 3, 5]
-        assert len(curve["losses"]) == 5
-        assert curve["evaluated"] == group[1][0][optimizer]["evaluated"]
-        assert abs(curve["evaluated"][0] - math.log(256)) < 0.2
-        assert curve["evaluated"][-1] < curve["evaluated"][0]
-        assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
-
-
-def test_training_ends_when_it_diverges(group: tuple[Path, list[Any]]) -> None:
-    for written in group[1]:
-        curve = written["diverged"]
-        assert not math.isfinite(curve["evaluated"][-1])
-        assert curve["steps"][-1] < 50
+        for optimizer in torch_worker.OPTIMIZERS:
+            curve = written[optimizer]
+            assert curve["steps"] == [0, 3, 5] and len(curve["losses"]) == 5
+            assert curve["evaluated"] == group[1][0][optimizer]["evaluated"]
+            assert abs(curve["evaluated"][0] - math.log(256)) < 0.2
+            assert curve["evaluated"][-1] < curve["evaluated"][0]
+            assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
+        diverged = written["diverged"]
+        assert not math.isfinite(diverged["evaluated"][-1]) and diverged["steps"][-1] < 50
 
 
 @pytest.fixture
@@ -151,20 +141,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_wrong_names_are_one_line(alone: Any) -> None:
     with pytest.raises(ExperimentError, match=r"method must be one of ddp_none, ddp, .*'dpp'"):
         alone.prepare("dpp", 0.1)
-    with pytest.raises(ExperimentError, match=r"optimizer must be one of sgd, .*'sdg'"):
-        alone.train("ddp", 0.1, 1, 0, 1, optimizer="sdg")
     with pytest.raises(ValueError, match="'ddp' must be prepared before"):
         alone.measure("ddp", 1, 1)
-    with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
-        alone.train("ddp", 0.1, 1, 0, 0)
-
-
-def test_a_missing_variable_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in torch_worker.ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ExperimentError, match="needs WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
-        torch_worker.TorchWorker("mlp", seed=0)
 
 
 def test_a_port_in_use_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

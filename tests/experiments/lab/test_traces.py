@@ -7,24 +7,14 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.configs import Profile
-from experiments.cli.errors import ExperimentError
 from experiments.lab import traces
 from experiments.lab.traces import Span
 from experiments.study import profile
 
 
-def event(name: str, begin: float, length: float, thread: int = 0, **more: Any) -> dict[str, Any]:
+def event(name: str, begin: float, length: float, thread: int = 0) -> dict[str, Any]:
     arguments = {"hlo_op": name, "hlo_module": "jit_step"}
-    return {
-        "ph": "X",
-        "pid": 1,
-        "tid": thread,
-        "ts": begin,
-        "dur": length,
-        "args": arguments,
-        **more,
-    }
+    return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": length, "args": arguments}
 
 
 def test_a_span_is_without_those_inside() -> None:
@@ -62,15 +52,3 @@ def test_the_table_has_the_longest_operations_and_all_of_the_time() -> None:
         "| mean | all others | 4.0 | 40% |",
         "| mean | total | 10.0 | 100% |",
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"methods": ("mean", "ddp")}, "`ddp` is no method of jaxcomm"),
-        ({"bandwidth": "fast"}, "--bandwidth"),
-    ],
-)
-def test_wrong_options_are_one_line(tmp_path: Path, change: Any, message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        profile.main(Profile(str(tmp_path), **change))

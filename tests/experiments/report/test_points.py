@@ -62,18 +62,13 @@ def test_points_and_bars_are_those_of_the_table(capfd: pytest.CaptureFixture[str
     assert not [each for each in layers(chart) if each["encoding"].get("y2") == {"value": "height"}]
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("lost", [math.nan, math.inf, None, 0.0, -1.0, Spread(math.inf, math.nan)])
-def test_a_line_without_a_place_has_no_point(lost: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    (chart,) = charts(Points(**COMMON), made({"lost": (1.0, lost), "kept": (1.0, 2.0)}))
-    assert [*drawn(chart)] == ["kept"]
-    assert compiled(chart)["marks"] and capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("values", [{}, {"lost": (1.0, math.nan)}])
-def test_no_point_is_no_error(values: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    (chart,) = charts(Points(**COMMON), made(values))
-    assert chart.rows == [] and compiled(chart)["marks"] and capfd.readouterr().err == ""
+def test_a_line_without_a_place_has_no_point(capfd: pytest.CaptureFixture[str]) -> None:
+    lost = (math.nan, math.inf, None, 0.0, -1.0, Spread(math.inf, math.nan))
+    values = {f"lost {n}": (1.0, value) for n, value in enumerate(lost)}
+    for kept in ({}, {"kept": (1.0, 2.0)}):
+        (chart,) = charts(Points(**COMMON), made({**values, **kept}))
+        assert [*drawn(chart)] == [*kept]
+        assert compiled(chart)["marks"] and capfd.readouterr().err == ""
 
 
 def test_the_legend_has_the_colors_of_the_marks() -> None:
@@ -93,24 +88,19 @@ def test_the_legend_has_the_colors_of_the_marks() -> None:
         "mean": "#ff0000", "top": "#00ff00"}  # fmt: skip
 
 
-def test_joined_points_share_a_color_and_others_have_their_own() -> None:
-    results = made({"a:1": (1.0, 2.0), "b": (2.0, 3.0), "a:2": (3.0, 4.0)})
-    figure = Points(**COMMON, joined=lambda line: line["method"].partition(":")[0],
-                    mark=lambda line: {"marker": "o"})  # fmt: skip
-    rows = drawn(charts(figure, results)[0])
-    assert rows["a:1"]["color"] == rows["a:2"]["color"] != rows["b"]["color"]
-    assert rows["a:1"]["group"] == rows["a:2"]["group"] == "a"
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_many_or_numbered_points_have_numbers_with_a_note(numbered: bool) -> None:
+def test_many_or_numbered_points_have_numbers_with_a_note() -> None:
     few = {"mean": (1.0, 2.0), "top": (2.0, 3.0)}
-    (chart,) = charts(Points(**COMMON, numbered=numbered), made(few))
-    assert chart.note == ("1 mean, 2 top" if numbered else "")
+    notes = [charts(Points(**COMMON, numbered=each), made(few))[0].note for each in (False, True)]
+    assert notes == ["", "1 mean, 2 top"]
     many = {f"m{n}": (float(n + 1), 1.0) for n in range(module.MOST_NAMES + 1)}
-    (chart,) = charts(Points(**COMMON, numbered=numbered), made(many))
+    (chart,) = charts(Points(**COMMON), made(many))
     assert chart.note.startswith("1 m0, 2 m1") and "41 m40" in chart.note
     assert drawn(chart)["m40"]["number"] == "41"
+    figure = Points(
+        **COMMON, joined=lambda line: line["method"] == "top", mark=lambda line: {"marker": "o"}
+    )
+    rows = drawn(charts(figure, made({**few, "other": (3.0, 4.0)}))[0])
+    assert rows["mean"]["color"] == rows["other"]["color"] != rows["top"]["color"]
 
 
 def test_the_band_of_a_reference_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:

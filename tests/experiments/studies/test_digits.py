@@ -1,6 +1,5 @@
 """The claims of the study of digits fail if the method fails or a control passes."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -48,11 +47,7 @@ def test_both_limits_apply_to_the_method_and_to_controls(
     passing: tuple[float, float], control: tuple[float, float], is_met: bool
 ) -> None:
     results = analyzed(Digits(), passing=passing, first=control, second=(9.0, 0.1))
-    assert results.all_hold == is_met
-    assert STUDY.exit_code(results) == int(not is_met)
-    for other in (Digits(steps=1), Digits(devices=4)):
-        changed = dataclasses.replace(results, config=other)
-        assert STUDY.exit_code(changed) == 0
+    assert results.all_hold == is_met and STUDY.exit_code(results) == int(not is_met)
 
 
 def test_without_a_control_or_the_method_the_claims_do_not_hold() -> None:
@@ -62,14 +57,9 @@ def test_without_a_control_or_the_method_the_claims_do_not_hold() -> None:
         assert any("not tested" in judgement.markdown for judgement in results.judgements)
 
 
-def test_the_controls_are_those_of_the_methods() -> None:
-    assert set(CONTROLS) == {name for name, method in METHODS.items() if method.is_control}
-    assert {"mean", "mean_bfloat16", *CONTROLS} < set(Digits().methods)
-
-
 def test_the_claims_hold_in_the_committed_record() -> None:
+    assert set(CONTROLS) == {name for name, method in METHODS.items() if method.is_control}
     results = command.read_results(STUDY, RECORD)
     assert results.workers == 8 and len(results.lines) >= 12
-    assert all(line["seeds"] == 5 for line in results.lines)
     assert [len(each.findings) for each in results.judgements] == [2, 2, 4]
     assert results.all_hold and STUDY.exit_code(results) == 0

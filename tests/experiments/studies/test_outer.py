@@ -1,51 +1,13 @@
-"""The study of outer steps: its claims, its settings, and a record."""
-
-from pathlib import Path
-from typing import Any
+"""The study of outer steps: its settings and its methods."""
 
 import jax
 import pytest
 
-from experiments.cli.errors import ExperimentError
 from experiments.methods.outer import METHODS
-from experiments.studies.outer import STUDY, Outer
-from experiments.study.command import analyze, main, read_results
-from experiments.study.tidy import make_row, of_kind
+from experiments.studies.outer import Outer
 from experiments.training.outer import Trainer, settings
 
 LATE = {"eager", "delayed"}  # With momentum, they overshoot at the full outer rate.
-
-
-def run_rows(method: str, period: int, ratio: float, inner: str = "adam") -> list[dict[str, Any]]:
-    """The runs of a method whose test loss is `ratio` times that of the baseline."""
-    keys = {"workers": 8, "inner": inner, "period": period, "method": method}
-    return [
-        make_row(
-            "run",
-            {**keys, "seed": seed},
-            {"test_loss": (2 + seed / 10) * ratio * (1 + (-1) ** seed / 1000 * (ratio != 1)),
-             "test_accuracy": 0.4, "train_loss": 2.0, "bytes_per_step": 1e4 / period,
-             "learning_rate": 0.01, "outer_scale": 1.0, "at_edge": "", "trials": 4},
-        )
-        for seed in range(4)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ratio", "outcome"), [(1.02, "holds"), (1.2, "does not hold")])
-def test_a_claim_is_about_the_own_baseline(ratio: float, outcome: str) -> None:
-    rows = [
-        *run_rows("synchronous", 1, 1),
-        *run_rows("synchronous", 1, 3, "muon"),
-        *run_rows("diloco", 32, ratio),
-        *run_rows("diloco", 32, 3 * ratio, "muon"),
-        *run_rows("sparseloco", 32, ratio / 1.1),
-    ]
-    results = analyze(STUDY, Outer(), rows, "command: x\n")
-    first, second, *_ = results.judgements
-    assert [finding.outcome for finding in first.findings] == [outcome] * 2
-    assert [finding.outcome for finding in second.findings] == ["holds"]
-    line = next(line for line in results.lines if line.group.keys["period"] == 32)
-    assert line.values["bytes_ratio"] == pytest.approx(1 / 32)
 
 
 def test_the_settings_have_baselines_first() -> None:
@@ -54,35 +16,6 @@ def test_the_settings_have_baselines_first() -> None:
     for number, setting in enumerate(found):
         own = {**setting, "method": "synchronous", "period": 1}
         assert found.index(own) <= number
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": ("foo",)}, "--methods must be of synchronous, .* got 'foo'"),
-        ({"batch": 12}, "--batch 12 is not divisible by 8 of --workers"),
-        ({"steps": 64}, "--steps 64 is not divisible by 128 of --periods"),
-        ({"log_every": 100}, "--steps 512 is not divisible by --log-every 100"),
-    ],
-    ids=str,
-)
-def test_mistakes(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        settings(Outer(**options))
-
-
-@pytest.mark.slow
-def test_a_study_leaves_a_record(tmp_path: Path) -> None:
-    few = {"workers": (2,), "periods": (2,), "methods": ("diloco",), "learning_rates": (0.01,)}
-    lengths = {"seeds": 2, "steps": 4, "log_every": 2, "batch": 4}
-    with jax.numpy_dtype_promotion("standard"):  # As optax's Adam needs it.
-        assert main(STUDY, Outer(**few, **lengths, records=str(tmp_path))) == 0
-    (folder,) = tmp_path.iterdir()
-    results = read_results(STUDY, folder)
-    assert len(results.lines) == 4 and len(of_kind(results.rows, "run")) == 8
-    for row in of_kind(results.rows, "run"):
-        assert row["learning_rate"] >= 0.01 and row["test_loss"] > 0
-    assert (folder / STUDY.figures[0].file).stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -5,9 +5,7 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,50 +15,15 @@ from experiments.__main__ import main
 from experiments.cli.errors import ExperimentError
 from experiments.cli.launch import check
 from experiments.studies.pace import STUDY, TOLERANCE, Pace, compare
-from experiments.study.command import analyze, read_results
+from experiments.study.command import read_results
 from experiments.study.store import read
 from experiments.tasks.task import Task
 from experiments.training import pace
 from experiments.training.pace import NON_BLOCKING, SYNCHRONOUS, inputs, simulate_run
-from experiments.training.real_time import Timings, slow_batches, worker_batches
+from experiments.training.real_time import Timings, worker_batches
 from tests.records import committed
 
 RECORDS = committed("*_pace*")
-
-
-def runs(wall: tuple[float, float], simulated: tuple[float, float]) -> list[dict[str, Any]]:
-    ends = {"seconds": 9.0, "minibatches": 3, "test_accuracy": 0.5}
-    return [
-        {"schema": 1, "kind": "run", "clock": clock, "strategy": strategy, "seed": seed,
-         "seconds_to_loss": seconds * (1 + seed) / (1 + seed / 99 * (strategy == NON_BLOCKING)),
-         **ends}
-        for clock, both in (("wall", wall), ("simulated", simulated))
-        for strategy, seconds in zip((SYNCHRONOUS, NON_BLOCKING), both, strict=True)
-        for seed in (0, 1, 2)
-    ]  # fmt: skip
-
-
-def test_speedups_agree_or_do_not() -> None:
-    results = analyze(STUDY, Pace(), runs((4.0, 2.0), (4.4, 2.0)), "")
-    assert [line["speedup"].mean for line in results.lines] == pytest.approx(
-        [1, 2.02, 1, 2.222], rel=1e-3
-    )
-    assert "2.02 [1.97, 2.07] times as fast" in compare(results)
-    assert "+10 % off: within 20 %" in compare(results)
-    sooner, predicted = results.judgements
-    assert sooner.summary == "holds in 2 of 2 settings"
-    assert [each.where for each in predicted.findings] == ["simulated, non_blocking"]
-    assert predicted.summary == "holds in 1 of 1 setting"
-    far = analyze(STUDY, Pace(), runs((4.0, 2.0), (5.0, 2.0)), "")
-    assert "NOT within" in compare(far)
-    assert far.judgements[1].summary == "does not hold in 1 of 1 setting"
-
-
-def test_a_run_that_does_not_reach_the_loss() -> None:
-    results = analyze(STUDY, Pace(), runs((math.nan, 2.0), (5.0, 2.0)), "")
-    assert compare(results) == "Not every run reached the loss."
-    assert results.judgements[0].findings[0].outcome == "holds"
-    assert "| wall | synchronous | - | - |" in STUDY.table.to_markdown(results.lines)
 
 
 def test_runs_depend_on_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,14 +58,6 @@ def test_workers_iterate_over_their_own_shards() -> None:
         first, second = np.split(images.reshape(2 * each, -1), 2)
         assert not np.array_equal(first, second)
     assert len(np.unique(np.concatenate(seen).reshape(8 * each, -1), axis=0)) > 3 * each
-
-
-def test_mini_batches_sleep_and_do_extra_work() -> None:
-    worked = []
-    began = time.perf_counter()
-    taken = [*itertools.islice(slow_batches(iter(range(5)), 0.02, 0.02, worked.append), 2)]
-    assert taken == [0, 1] and {*worked} == {0, 1}
-    assert time.perf_counter() - began >= 0.08
 
 
 @pytest.mark.slow

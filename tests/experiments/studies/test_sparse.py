@@ -1,9 +1,6 @@
-"""The comparison of sparse methods: its columns, claims and sentences, and a small run."""
+"""The comparison of sparse methods: small runs, and wrong options."""
 
-import csv
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,102 +15,15 @@ from experiments.study.claims import Results
 from experiments.study.columns import Line
 from experiments.study.readme import write
 from experiments.study.store import read
-from experiments.study.tidy import make_row, of_kind
+from experiments.study.tidy import of_kind
 from experiments.training import trainer
 from experiments.training.densities import LeafDensity
 from experiments.training.train import Program
-
-LEAF = LeafDensity("a", (100, 4), 0.02, 0.08, 0.03, 0.1)
-
-# Bytes of the sparse leaf, and the distance from dense in its standard deviations.
-SYNTHETIC = {
-    "mean": (1000, 0.0),
-    "all_gather": (100, 0.0),
-    "s2_mean_0.25": (15, 2.0),
-    "s2_mean_1": (60, 0.5),
-    "s2_peel": (84, 0.0),
-    "s2_peel_8_bits": (21, 1.0),
-}
-
-
-def synthetic(methods: Mapping[str, tuple[float, float]], seeds: int = 3) -> Results:
-    """Losses of dense are 4, 5 and 6, whose standard deviation is 1."""
-    rows = [make_row("fact", {"about": "density"}, LEAF._asdict())]
-    for method, (sent, above) in methods.items():
-        costs = {"workers": 8, "sparse_bytes": sent, "step_bytes": 500 + sent}
-        times = {"encode_milliseconds": 1.0, "decode_milliseconds": math.nan}
-        rows.append(make_row("fact", {"about": "sparse", "method": method}, costs | times))
-        diagnostic = {"s2_peel": "max_unpeeled", "s2_mean_1": "max_expected_error"}.get(method)
-        for seed in range(seeds):
-            values = {"test_loss": 4 + seed + above, "compression_error": 0.5}
-            values |= {diagnostic: 0.01 * seed} if diagnostic else {}
-            tuned = {"learning_rate": 0.1, "at_edge": "learning_rate" * (method == "s2_mean_1")}
-            rows.append(make_row("run", {"method": method, "seed": seed}, tuned | values))
-    return command.analyze(STUDY, Sparse(seeds=seeds), rows, "command: sparse\ncommit: abc\n")
+from tests.slow import slow
 
 
 def by_method(results: Results) -> dict[str, Line]:
     return {line.where: line for line in results.lines}
-
-
-def test_a_line_is_compared_with_dense_and_all_gather() -> None:
-    lines = by_method(synthetic(SYNTHETIC))
-    line = lines["s2_mean_1"]
-    assert (*line["test_loss"], line["difference"]) == pytest.approx((5.5, 1, 0.5))
-    assert line["paired_difference"] == pytest.approx((0.5, 0.5, 0.5))
-    ratios = line["dense_ratio"], line["all_gather_ratio"], line["step_bytes"]
-    assert ratios == (0.06, 0.6, 560)
-    assert line["expected_error"] == 0.02 and lines["s2_peel"]["unpeeled"] == 0.02
-    assert math.isnan(line["unpeeled"]) and math.isnan(lines["mean"]["overflow"])
-    assert [name for name, line in lines.items() if not line["is_within"]] == ["s2_mean_0.25"]
-    edges = [name for name, line in lines.items() if "edge" in line["learning_rate"]]
-    assert edges == ["s2_mean_1"]
-
-
-def outcomes(results: Results) -> list[dict[str, str]]:
-    return [
-        {finding.where: finding.outcome for finding in judgement.findings}
-        for judgement in results.judgements
-    ]
-
-
-def test_the_claims_are_judged_from_the_numbers() -> None:
-    gather, dense, loss = outcomes(synthetic(SYNTHETIC))
-    assert gather == {
-        "s2_mean_0.25": "holds",
-        "s2_mean_1": "does not hold",
-        "s2_peel": "does not hold",
-        "s2_peel_8_bits": "does not hold",
-    }
-    assert set(dense) == set(gather) and set(dense.values()) == {"holds"}
-    assert loss.pop("all_gather") == loss.pop("s2_peel") == "holds"
-    assert set(loss.values()) == {"does not hold"} and len(loss) == 3
-
-
-def test_a_diverged_run_is_reported() -> None:
-    results = synthetic({**SYNTHETIC, "s2_mean_1": (60, math.nan)})
-    assert outcomes(results)[2]["s2_mean_1"] == "does not hold"
-    assert "| s2_mean_1 | 0.1 (edge) | - | - |" in write(STUDY, results)
-
-
-def test_the_readme_has_the_cheapest_methods_first() -> None:
-    readme = write(STUDY, synthetic(SYNTHETIC))
-    assert (
-        "fewest bytes first: `s2_peel_8_bits`: 21, `s2_mean_1`: 60, `s2_peel`: 84, `all_gather`: "
-        "100." in readme
-    )
-    assert "| a | 100 x 4 | 0.02 | 0.08 | 0.03 | 0.1 |" in readme
-    assert "- `s2_peel`: a bitmap and 1.4 cells" in readme
-    assert "At the edge of the grid" not in readme  # There are no trials.
-
-
-@pytest.mark.parametrize(("methods", "seeds"), [(("s2_mean_1",), 3), (("mean", "s2_mean_1"), 1)])
-def test_one_seed_or_no_mean_is_not_judged(methods: tuple[str, ...], seeds: int) -> None:
-    results = synthetic({name: SYNTHETIC[name] for name in methods}, seeds)
-    line = by_method(results)["s2_mean_1"]
-    assert math.isnan(line["difference"]) and not line["is_within"]
-    assert outcomes(results)[2]["s2_mean_1"] == "not tested"
-    assert "fewest bytes first: none." in write(STUDY, results)
 
 
 @pytest.fixture
@@ -124,41 +34,26 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
+SMALL = {"vocabulary": 150, "seeds": 2, "steps": 2, "batch": 8, "learning_rates": (0.1,),
+         "trials": 1, "calibration_batches": 2, "repetitions": 1, "devices": 2}  # fmt: skip
+
+
 def tiny(tmp_path: Path, text: str, methods: tuple[str, ...], **options: Any) -> Path:
-    settings: dict[str, Any] = {
-        "data": text,
-        "vocabulary": 150,
-        "methods": methods,
-        "seeds": 2,
-        "steps": 2,
-        "batch": 8,
-        "learning_rates": (0.1,),
-        "trials": 1,
-        "calibration_batches": 2,
-        "repetitions": 1,
-        "devices": 2,
-        "record": "tiny",
-        "records": str(tmp_path),
-    }
-    assert command.main(STUDY, Sparse(**(settings | options))) == 0
+    kept = {"record": "tiny", "records": str(tmp_path)}
+    settings: dict[str, Any] = {"data": text, "methods": methods, **SMALL, **kept, **options}
+    assert command.main(STUDY, Sparse(**settings)) == 0
     (folder,) = tmp_path.glob("*_tiny")
     return folder
 
 
 def check_record(folder: Path) -> dict[str, Line]:
     """The lines of a finished record, whose README, table and figure are those of its rows."""
-    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["finished"]
     results = command.read_results(STUDY, folder)
     assert write(STUDY, results) == (folder / "README.md").read_text(encoding="utf-8")
-    with (folder / "table.csv").open(encoding="utf-8") as file:
-        table = {line["method"]: line for line in csv.DictReader(file)}
-    lines = by_method(results)
-    for method, line in lines.items():
-        assert float(table[method]["sparse_bytes"]) == line["sparse_bytes"]
-        assert table[method]["is_within"] == str(line["is_within"])
+    assert STUDY.table.to_csv(results.lines) == (folder / "table.csv").read_text(encoding="utf-8")
     (figure,) = STUDY.figures
     assert (folder / figure.file).read_bytes().startswith(b"\x89PNG")
-    return lines
+    return by_method(results)
 
 
 def sparse_leaves(folder: Path) -> list[str]:
@@ -196,34 +91,23 @@ def test_a_study_leaves_a_record_that_parses(
 
 
 @pytest.mark.slow
-def test_a_method_trains(tmp_path: Path, text: str) -> None:
-    line = check_record(tiny(tmp_path, text, ("all_gather",), seeds=1))["all_gather"]
-    assert line["overflow"] == 0 and line["encode_milliseconds"] > 0
-    assert line["error"] < 1e-9
-
-
-@pytest.mark.slow
 def test_every_method_trains_and_exact_methods_agree(tmp_path: Path, text: str) -> None:
     lines = check_record(tiny(tmp_path, text, ("all",)))
     assert {*lines} == {*SPARSE_METHODS} and {*S2["method"]} <= {*lines}
     assert 0 < lines["union"]["overflow"] + lines["union"]["union_density"] < 1
     assert lines["s2_mean_1"]["expected_error"] > 0 and lines["s2_peel"]["unpeeled"] < 0.1
+    gathered = lines["all_gather"]
+    assert gathered["overflow"] == 0 and gathered["encode_milliseconds"] > 0
+    assert gathered["error"] < 1e-9
+    exact = lines["mean"]["test_loss"].mean
     for name in ("all_gather", "union", "s2_peel"):
-        assert lines[name]["test_loss"].mean == pytest.approx(
-            lines["mean"]["test_loss"].mean, rel=1e-4
-        )
+        assert lines[name]["test_loss"].mean == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    path = tmp_path / "u.data"
-    path.write_text(
-        "".join(
-            f"{generator.integers(80)}\t{generator.integers(90)}\t{generator.integers(1, 6)}\t1\n"
-            for _ in range(600)
-        )
-    )
+    draw, path = np.random.default_rng(0).integers, tmp_path / "u.data"
+    path.write_text("".join(f"{draw(80)}\t{draw(90)}\t{draw(1, 6)}\t1\n" for _ in range(600)))
     options = {"dataset": "movielens", "vocabulary": None, "steps": 20}
     folder = tiny(tmp_path, str(path), ("mean", "s2_mean_1"), **options)
     check_record(folder)
@@ -232,16 +116,13 @@ def test_ratings_have_four_sparse_leaves(tmp_path: Path) -> None:
     assert "squared error" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"methods": ("all", "foo")}, "--methods must be of mean, .* or all, got 'foo'"),
         ({"dataset": "movielens"}, "--vocabulary is only for --dataset words"),
-        ({"batch": 3000}, "--batch 3000 exceeds the 2[0-9]* training examples that remain"),
-        ({"batch": 9}, "--batch 9 is not divisible by 2 workers"),
-        ({"batch": 1000}, "no leaf is sparse"),
-        ({"data": "nowhere"}, "nowhere is not a file"),
+        slow({"batch": 9}, "--batch 9 is not divisible by 2 workers"),
+        slow({"batch": 1000}, "no leaf is sparse"),
     ],
 )
 def test_user_errors_leave_no_record(

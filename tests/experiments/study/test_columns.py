@@ -1,41 +1,27 @@
 """Tables as specifications: groups, references, missing values and the three renderings."""
 
 import csv
-import dataclasses
 import io
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from scipy import stats
 
 from experiments.study.columns import SEEDS, Column, Table, key
 from experiments.study.groups import (
-    Estimate,
     Spread,
     deviations,
-    difference,
-    extent,
     first,
-    interval,
-    max_of,
     mean_of,
     over,
     over_reference,
-    p_value,
-    ratio_of,
-    relative,
     spread,
     times_above,
-    tuned,
-    tuned_beside,
 )
-from experiments.study.statistics import confidence_interval
-from experiments.study.tidy import LARGEST, make_row, migrate, of_kind
+from experiments.study.tidy import LARGEST, make_row, migrate
 
 NAN = math.nan
 
@@ -96,110 +82,32 @@ def test_one_code_path_renders_all_formats() -> None:
 def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
     """The mean of both seeds of the reference is 2, that of seed 1 is 3."""
     *_, line = TABLE.lines(ROWS)
-    assert line.values["ratio"] == 6 / 3
+    assert line.values["ratio"] == 6 / 3 and line.where == "ring, top"
     assert line.group.reference.values("loss") == [1, 3]
     assert line.group.paired.values("loss") == [3]
-    assert line.group.by_seed("loss") == {1: 6}
     assert line.group.other(graph="line").values("loss") == [9]
     assert line.group.other(graph="star") is None
-    assert [each.group.is_reference for each in TABLE.lines(ROWS)] == [True, False, False]
-    assert line.where == "ring, top"
+    _, apart = TABLE.lines([run("ring", "mean", 0, 1.0), run("ring", "top", 1, 6.0)])
+    assert apart.group.paired is None and math.isnan(apart.values["ratio"])
+    for value in (None, NAN, Spread(NAN, NAN), Spread(NAN, 1.0)):
+        assert TABLE.columns[3].cell(value) == "-"
+    adjacent = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
+    assert [line.where for line in adjacent.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
+    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
+        Table(("method",), (), reference={"methods": "mean"})
+    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
+        make_row("run", {"seed": 0}, {"seed": 1})
 
 
-def test_without_common_seeds_there_is_no_ratio() -> None:
-    lines = TABLE.lines([run("ring", "mean", 0, 1.0), run("ring", "top", 1, 6.0)])
-    assert lines[1].group.paired is None and math.isnan(lines[1].values["ratio"])
-
-
-def test_adjacent_keys_keep_the_order_of_their_first_lines() -> None:
-    table = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
-    assert [line.where for line in table.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
-
-
-def test_a_table_without_runs_has_its_headings() -> None:
-    facts = of_kind(ROWS, "fact")
-    assert TABLE.lines(facts) == []
-    assert TABLE.to_csv([]) == "graph,method,seeds,loss,ratio,percent\n"
-    assert len(TABLE.to_markdown([]).splitlines()) == 2
-
-
-@pytest.mark.parametrize("value", [None, NAN, Spread(NAN, NAN), Spread(NAN, 1.0)])
-@pytest.mark.parametrize("show", [".2f", "", lambda value: f"<{value}>"])
-def test_a_missing_value_is_a_dash(value: Any, show: Any) -> None:
-    assert Column("loss", mean_of("loss"), show).cell(value) == "-"
-
-
-def test_columns_of_comparisons_are_paired_by_seed() -> None:
-    losses = {"mean": [1.0, 1.1, 0.9], "top": [1.2, 1.4, 1.2], "bad": [1.0, NAN, 1.0]}
-    rows = [run("g", name, seed, loss, accuracy=-loss)
-            for name, each in losses.items() for seed, loss in enumerate(each)]  # fmt: skip
-    table = Table(
-        TABLE.by,
-        (
-            key("method"),
-            Column("loss", interval("loss"), ".2f"),
-            Column("more", difference("loss"), ".2f"),
-            Column("ratio", difference("loss", log=True), ".2f"),
-            Column("accuracy", difference("accuracy", lower_is_better=False), ".0f", scale=100),
-            Column("p", p_value("loss"), ".3f"),
-            Column("p of worse", p_value("loss", log=True, is_worse=True), ".3f"),
-        ),
-        reference={"method": "mean"},
-    )
-    mean_line, top, bad = table.to_markdown(table.lines(rows)).splitlines()[2:]
-    assert mean_line == "| mean | 1.00 [0.75, 1.25] | - | - | - | - | - |"
-    low, high = confidence_interval([0.2, 0.3, 0.3])
-    expected = stats.ttest_rel(losses["top"], losses["mean"])
-    worse = stats.ttest_rel(np.log(losses["top"]), np.log(losses["mean"]), alternative="greater")
-    assert top == (
-        f"| top | 1.27 [0.98, 1.55] | 0.27 [{low:.2f}, {high:.2f}] | 1.27 [1.11, 1.45] | "
-        f"-27 [{-100 * high:.0f}, {-100 * low:.0f}] | {expected.pvalue:.3f} | {worse.pvalue:.3f} |"
-    )
-    assert bad == "| bad | - | diverged | diverged | diverged | 0.000 | 0.000 |"
-    header, *lines = csv.reader(io.StringIO(table.to_csv(table.lines(rows))))
-    assert header[:6] == ["method", "loss", "loss_low", "loss_high", "more", "more_low"]
-    assert {len(line) for line in lines} == {len(header)}
-
-
-def test_a_value_is_divided_by_that_of_other_keys() -> None:
-    line_of = dict(zip(("mean", "line", "top"), TABLE.lines(ROWS), strict=True))
-    cost, ratio = first("bytes", "fact"), over(mean_of("loss"), graph="ring")
-    assert ratio(line_of["top"].group) == 1 and ratio(line_of["line"].group) == 9 / 6
-    assert over(mean_of("loss"), method="mean")(line_of["top"].group) == 6 / 2
-    assert math.isnan(over(lambda group: 0, method="mean")(line_of["top"].group))
-    assert math.isnan(over(cost, method="mean")(line_of["top"].group))
-
-
-def test_a_difference_in_deviations_is_of_the_reference() -> None:
-    mean_line, line, top = TABLE.lines(ROWS)
-    value = deviations("loss")
-    assert value(mean_line.group) == 0 and value(top.group) == pytest.approx(4 / math.sqrt(2))
-    assert math.isnan(value(line.group))  # There is no reference on this graph.
-    equal = TABLE.lines(
-        [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
-    )
-    assert all(math.isnan(value(each.group)) for each in equal)
-
-
-def test_the_largest_value_is_over_seeds() -> None:
-    mean_line, *_ = TABLE.lines(ROWS)
-    assert max_of("loss")(mean_line.group) == 3 and math.isnan(max_of("overflow")(mean_line.group))
-
-
-def test_tuned_parameters_are_marked_at_the_edge() -> None:
-    row = run("g", "mean", 0, 1.0, rate=0.001, batch=8, policy="abort", at_edge="rate, policy")
-    (line,) = TABLE.lines([row])
-    shown = [tuned(name)(line.group) for name in ("rate", "batch", "policy", "period")]
-    assert shown == ["0.001 (edge)", "8", "abort (edge)", None]
-
-
-@settings(deadline=None)
-@given(st.floats(-1e9, 1e9), st.floats(0, 1e6))
-def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
-    column = Column("loss", mean_of("loss"), ".3f", scale=10)
-    shown = column.cell(Spread(mean, sd)).split(" ± ")
-    assert [float(part) for part in shown] == pytest.approx([10 * mean, 10 * sd], abs=5.1e-4)
-    assert column.cell(Spread(mean, NAN)) == column.cell(mean) == shown[0]
+def test_comparisons_of_ties_zeros_and_diverged_runs() -> None:
+    rows = [run("ring", "mean", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0, NAN))]
+    rows += [run("ring", "top", seed, loss) for seed, loss in enumerate((2.0, 2.0, NAN, NAN, 9.0))]
+    mean, top = (line.group for line in TABLE.lines(rows))
+    assert (times_above("loss")(mean), times_above("loss")(top)) == (None, "2/4")
+    equal = [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
+    _, same = (line.group for line in TABLE.lines(equal))
+    assert math.isnan(deviations("loss")(same))
+    assert math.isnan(over(lambda group: 0, method="mean")(same))
 
 
 @settings(deadline=None)
@@ -207,76 +115,8 @@ def test_cells_show_the_value_to_half_a_digit(mean: float, sd: float) -> None:
 def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
     rows = [run(f"g{seed}", "mean", 0, loss) for seed, loss in enumerate(losses)]
     read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
-    assert [float(line["loss"]) for line in read] == pytest.approx(
-        losses, rel=1e-11, abs=0, nan_ok=True
-    )
-
-
-def test_text_that_is_not_a_number_is_shown() -> None:
-    assert Column("reached", lambda group: None).cell("3/5") == "3/5"
-    assert Column("holds", lambda group: None).cell(True) == "True"
-
-
-def test_a_misspelled_column_is_an_error() -> None:
-    with pytest.raises(KeyError, match="los"):
-        Table(TABLE.by, (Column("loss", mean_of("los")),)).lines(ROWS)
-    with pytest.raises(ValueError, match="More than one column has the name 'ratio'"):
-        Table(("graph",), (Column("ratio", SEEDS.value), Column("ratio", SEEDS.value)))
-    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
-        Table(("method",), (), reference={"methods": "mean"})
-    with pytest.raises(ValueError, match="A column has a heading or a name"):
-        Column(None, SEEDS.value)
-
-
-def values_of(value: Any, rows: list[dict[str, Any]]) -> list[Any]:
-    """The values of all groups of a table with the reference `mean`."""
-    return [line["value"] for line in dataclasses.replace(
-        TABLE, columns=(Column("value", value),)
-    ).lines(rows)]  # fmt: skip
-
-
-def test_seeds_above_the_reference_are_counted() -> None:
-    rows = [run("ring", "mean", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0, NAN))]
-    rows += [run("ring", "top", seed, loss) for seed, loss in enumerate((2.0, 2.0, NAN, NAN, 9.0))]
-    rows += [run("star", "top", 0, 1.0)]
-    assert values_of(times_above("loss"), rows) == [None, "2/4", None]
-    assert values_of(relative("loss"), rows[:2] + rows[4:6])[1] == pytest.approx(4 / 3)
-
-
-def test_all_tuned_parameters_are_listed() -> None:
-    keys = {"graph": "ring", "method": "mean"}
-    parameters = {"rate": 0.1, "momentum": 0.95, "name": "a"}
-    rows = [
-        make_row("trial", keys | {"seed": 1} | parameters, {"validation_loss": 1.0}),
-        run("ring", "mean", 0, 1.0, **parameters, at_edge="momentum", trials=1),
-    ]
-    assert values_of(tuned_beside("rate"), rows) == ["momentum 0.95 (edge), name a"]
-    assert values_of(tuned_beside(*parameters), rows) == [None]
-    assert values_of(tuned_beside("rate"), rows[1:]) == [None]
-
-
-def test_old_runs_get_the_edges_of_their_trials() -> None:
-    def rows(kind: str, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
-        return [
-            {"kind": kind, "method": method, "optimizer": "sgd", "seed": 5, "learning_rate": rate}
-            for method, each in rates.items() for rate in each
-        ]  # fmt: skip
-
-    tried = rows("tuning", {"a": [0.1, 1.0, 0.01], "b": [0.1, 1.0, 0.01], "c": [0.1]})
-    runs = rows("run", {"a": [0.1], "b": [1.0], "c": [0.1]})
-    found = of_kind(migrate([*tried, *runs]), "run")
-    assert [(row["at_edge"], row["trials"]) for row in found] == [
-        ("", 3), ("learning_rate", 3), ("", 1)
-    ]  # fmt: skip
-    assert of_kind(migrate(migrate([*tried, *runs])), "run") == found
-    assert "at_edge" not in runs[0] and "at_edge" not in migrate(runs)[0]
-
-
-def test_a_row_has_one_value_per_name() -> None:
-    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
-        make_row("run", {"seed": 0}, {"seed": 1})
-    with pytest.raises(ValueError, match="`kind` is the name"):
-        make_row("run", {"kind": "ring"}, {})
+    found = [float(line["loss"]) for line in read]
+    assert found == pytest.approx(losses, rel=1e-11, abs=0, nan_ok=True)
 
 
 def test_old_rows_get_the_schema_and_others_stay() -> None:
@@ -294,15 +134,3 @@ def test_old_rows_get_the_schema_and_others_stay() -> None:
         *rows[3:],
     ]
     assert rows[0]["kind"] == "straggler_tuning"
-
-
-def test_ranges_and_ratios_of_sums() -> None:
-    rows = [run("ring", "mean", 0, 1.0, steps=2), run("ring", "mean", 1, 3.0, steps=6),
-            run("ring", "top", 0, 1.0)]  # fmt: skip
-    both = Table(("method",), (Column("loss", extent("loss"), ".1f"),
-                               Column("loss/step", ratio_of("loss", "steps"), ".2f")))  # fmt: skip
-    mean, top = both.lines(rows)
-    assert mean["loss"] == Estimate(2.0, 1.0, 3.0) and mean["loss/step"] == 0.5
-    assert top["loss/step"] is None
-    assert both.to_csv([mean]) == "loss,loss_low,loss_high,loss/step\n2.0,1.0,3.0,0.5\n"
-    assert "| 2.0 [1.0, 3.0] | 0.50 |" in both.to_markdown([mean])

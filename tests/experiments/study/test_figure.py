@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.image import imread
 from matplotlib.text import Text
 
 from experiments.cli.errors import ExperimentError
+from experiments.study import drawing, panels
 from experiments.study import figure as module
-from experiments.study import panels
 from experiments.study.claims import Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Lines, Points
-from experiments.study.groups import extent, first, spread
-from experiments.study.panels import Axis, reference_band
+from experiments.study.groups import first, spread
+from experiments.study.panels import Axis
 from experiments.study.statistics import confidence_interval
 from experiments.study.tidy import make_row
 
@@ -57,21 +56,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that are saved."""
     figures: list[Any] = []
     save = module.save
+    monkeypatch.setattr(drawing, "DPI", 10)
     monkeypatch.setattr(module, "save", lambda f, path: (figures.append(f), save(f, path))[1])
     return figures
-
-
-def titled(axes: list[Axes]) -> list[str]:
-    return [each.get_title() for each in axes]
-
-
-@pytest.mark.parametrize("only", [("top",), ("top", "absent"), ()])
-def test_chosen_lines_are_drawn_alone_if_a_record_has_all(
-    only: tuple[str, ...], tmp_path: Path, drawn: list[Any]
-) -> None:
-    Lines(**COMMON, x=(X,), y=LOSS, across=("split",), only=only).draw(tmp_path, make_results())
-    shown = {line.get_label() for line in drawn[0].axes[0].lines}
-    assert shown == ({"top"} if only == ("top",) else {*METHODS})
 
 
 def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> None:
@@ -79,7 +66,7 @@ def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> Non
     path = lines.draw(tmp_path, make_results())
     assert path == tmp_path / "figure.png" and imread(path).shape[2] == 4
     axes = drawn[0].axes
-    assert titled(axes) == ["iid", "skewed"]
+    assert [each.get_title() for each in axes] == ["iid", "skewed"]
     for panel, split in zip(axes, ("iid", "skewed"), strict=True):
         assert [line.get_label() for line in panel.lines] == [*METHODS]
         assert panel.get_yscale() == "log" and panel.get_xscale() == "linear"
@@ -93,26 +80,13 @@ def test_lines_are_means_with_intervals(tmp_path: Path, drawn: list[Any]) -> Non
     assert legend == [*METHODS]
 
 
-@pytest.mark.parametrize("band", ["sd", "range"])
-def test_a_band_is_of_the_kind(tmp_path: Path, drawn: list[Any], band: Any) -> None:
-    lines = Lines(**COMMON, x=(X,), y=LOSS, across=("split",), band=band,
-                  banded=lambda name: name == "top")  # fmt: skip
-    lines.draw(tmp_path, make_results())
-    (collection,) = drawn[0].axes[0].collections
-    values = [loss("iid", "top", seed, 1) for seed in range(3)]
-    high = {"range": max(values), "sd": np.mean(values) + np.std(values, ddof=1)}[band]
-    assert collection.get_paths()[0].vertices[:, 1].max() == pytest.approx(high)
-
-
 def test_every_axis_and_every_key_has_panels(tmp_path: Path, drawn: list[Any]) -> None:
-    across = Lines(**COMMON, x=(X, SECONDS), y=LOSS, across=("split",))
-    across.draw(tmp_path, make_results())
-    assert [axes.get_xlabel() for axes in drawn[0].axes] == ["steps", "steps", "s", "s"]
-    assert titled(drawn[0].axes) == ["iid", "skewed"] * 2
-    down = Lines(**COMMON, x=(X, SECONDS), y=LOSS, down=("split",))
-    down.draw(tmp_path, make_results())
-    assert [axes.get_xlabel() for axes in drawn[1].axes] == ["steps", "s"] * 2
-    assert titled(drawn[1].axes) == ["iid", "iid", "skewed", "skewed"]
+    placed: list[dict[str, Any]] = [{"across": ("split",)}, {"down": ("split",)}]
+    for keys in placed:
+        Lines(**COMMON, x=(X, SECONDS), y=LOSS, **keys).draw(tmp_path, make_results())
+    across, down = ([(axes.get_title(), axes.get_xlabel()) for axes in f.axes] for f in drawn)
+    assert across == [(split, label) for label in ("steps", "s") for split in ("iid", "skewed")]
+    assert down == [(split, label) for split in ("iid", "skewed") for label in ("steps", "s")]
     np.testing.assert_allclose(drawn[1].axes[1].lines[0].get_xdata(), np.multiply(STEPS, 1.1))
 
 
@@ -131,144 +105,31 @@ def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]
 
 
 def test_points_are_the_lines_of_the_table(tmp_path: Path, drawn: list[Any]) -> None:
-    def mark(line: Any) -> dict[str, Any]:
-        return {"marker": "X" if line.group.keys["method"] == "top" else "o", "color": "red"}
-
-    results = make_results()
-    points = Points(**COMMON, x=Axis("bytes", "kB", 1e-3), y=LOSS, across=("split",), mark=mark)
-    points.draw(tmp_path, results)
-    panel = drawn[0].axes[0]
-    of_points = [line for line in panel.lines if line.get_marker() in "Xo"]
-    expected = [(line.values["bytes"] / 1e3, line.values["loss"].mean) for line in results.lines]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in of_points] == expected[:2]
-    assert [line.get_marker() for line in of_points] == ["o", "X"]
-    assert {"mean", "top"} <= {text.get_text() for text in panel.findobj(Text)}
-    assert panel.get_xscale() == panel.get_yscale() == "log"
-
-
-def test_points_of_a_family_are_joined_and_share_a_color(tmp_path: Path, drawn: list[Any]) -> None:
-    """A range over seeds is a bar."""
-    results = make_results()
-    table = Table(TABLE.by, (*TABLE.columns[:2], Column("loss", extent("loss")),
-                             Column("bytes", first("bytes"))))  # fmt: skip
-    results = dataclasses.replace(results, lines=table.lines(results.rows))
-    Points(**COMMON, x=Axis("bytes", "B"), y=LOSS, joined=lambda line: line.group.keys["split"],
-           mark=lambda line: {"marker": "o"}).draw(tmp_path, results)  # fmt: skip
-    (panel,) = drawn[0].axes
-    curves = [line for line in panel.lines if line.get_linestyle() == "--"]
-    for curve, split in zip(curves, ("iid", "skewed"), strict=True):
-        own = [line for line in results.lines if line.group.keys["split"] == split]
-        assert [*curve.get_xdata()] == sorted(line["bytes"] for line in own)
-        assert {*curve.get_ydata()} == {line["loss"].mean for line in own}
-    assert len({curve.get_color() for curve in curves}) == 2
-    (bar,) = panel.collections[0].get_segments()
-    assert [y for _, y in bar] == pytest.approx(results.lines[0]["loss"][1:])
-
-
-def test_numbered_points_have_a_legend(tmp_path: Path, drawn: list[Any]) -> None:
     mark = panels.colored("split", crossed="is_top")
     columns = (*TABLE.columns, Column("is_top", lambda group: group.keys["method"] == "top"))
-    results = make_results()
-    table = dataclasses.replace(TABLE, columns=columns)
-    results = dataclasses.replace(results, lines=table.lines(results.rows))
-    points = Points(
-        **COMMON, x=Axis("bytes", "bytes"), y=LOSS, numbered=True, mark=mark, across=("split",),
-        finish=panels.color_legend("split", mark),
-    )  # fmt: skip
-    points.draw(tmp_path, results)
-    (figure,) = drawn
-    assert [text.get_text() for text in figure.legends[0].texts] == ["1 mean", "2 top"]
-    for axes in figure.axes:
-        assert sorted(text.get_text() for text in axes.texts) == ["1", "2"]
-        assert [text.get_text() for text in axes.get_legend().texts] == ["iid", "skewed"]
-    marks = [mark(line) for line in results.lines]
-    assert [each["marker"] for each in marks] == ["o", "X", "o", "X"]
-    assert marks[0]["color"] == marks[1]["color"] != marks[2]["color"]
+    rows = make_results().rows
+    results = Results(None, rows, dataclasses.replace(TABLE, columns=columns).lines(rows))
+    common: dict[str, Any] = {**COMMON, "x": Axis("bytes", "kB", 1e-3), "y": LOSS}
+    for numbered in (False, True):
+        points = Points(**common, across=("split",), mark=mark, numbered=numbered)
+        points.draw(tmp_path, results)
+        panel = drawn[-1].axes[0]
+        of_points = [line for line in panel.lines if line.get_marker() in "Xo"]
+        expected = [(line["bytes"] / 1e3, line["loss"].mean) for line in results.lines]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in of_points] == expected[:2]
+        assert [line.get_marker() for line in of_points] == ["o", "X"]
+        texts = {text.get_text() for text in panel.findobj(Text)}
+        assert ({"1", "2"} if numbered else {"mean", "top"}) <= texts
+        assert panel.get_xscale() == panel.get_yscale() == "log"
+    assert [text.get_text() for text in drawn[1].legends[0].texts] == ["1 mean", "2 top"]
+    colors = [mark(line)["color"] for line in results.lines]
+    assert colors[0] == colors[1] != colors[2]
 
 
-def test_many_names_have_their_legend_at_the_side(tmp_path: Path, drawn: list[Any]) -> None:
-    rows = [
-        make_row("point", {"method": f"m{n}", "seed": 0}, {"step": step, "loss": n + step})
-        for n in range(1, 31)
-        for step in STEPS
-    ]
-    lines = Lines(**COMMON, x=(X,), y=LOSS)
-    for some in (rows[: 3 * 20], rows):
-        lines.draw(tmp_path, Results(None, some, []))
-    below, beside = drawn
-    assert beside.get_figwidth() == below.get_figwidth() + 4.6
-    assert len(beside.legends[0].texts) == 30
-
-
-def test_the_baseline_is_wide_and_some_lines_are_dashed() -> None:
-    style = panels.marked_style("mean", dashed=("top",))
-    assert style(0, "mean")["linewidth"] > style(1, "top")["linewidth"]
-    assert (style(0, "mean")["ls"], style(1, "top")["ls"]) == ("-", "--")
-    assert style(0, "mean")["marker"] != style(1, "top")["marker"]
-
-
-def test_a_combination_of_keys_without_rows_has_no_panel(tmp_path: Path, drawn: list[Any]) -> None:
-    results = make_results()
-    for row in results.rows:
-        row["graph"] = "ring" if row["split"] == "iid" else row["method"]
-    Lines(**COMMON, x=(X,), y=LOSS, across=("graph",), down=("split",)).draw(tmp_path, results)
-    visible = {axes.get_title(): axes.get_visible() for axes in drawn[0].axes}
-    assert [title for title in visible if visible[title]] == [
-        "iid, ring", "skewed, mean", "skewed, top"]  # fmt: skip
-    assert len(visible) == 6
-
-
-def test_long_names_have_a_legend_of_fewer_columns(tmp_path: Path, drawn: list[Any]) -> None:
-    results = make_results()
-    for row in results.rows:
-        row["method"] = row["method"] + " of workers that wait for all others"
-    for scale in (1, 5):
-        Lines(**COMMON, x=(X,), y=LOSS, size=(3.4 * scale, 3.0)).draw(tmp_path, results)
-    assert [figure.legends[0]._ncols for figure in drawn] == [1, 4]
-
-
-def test_a_panel_can_be_finished(tmp_path: Path) -> None:
-    seen = []
-    lines = Lines(**COMMON, x=(X,), y=LOSS, across=("split",),
-                  finish=lambda axes, results, keys: seen.append(keys))  # fmt: skip
-    lines.draw(tmp_path, make_results())
-    assert seen == [{"split": "iid"}, {"split": "skewed"}]
-
-
-def test_a_band_marks_the_reference_of_a_panel(tmp_path: Path, drawn: list[Any]) -> None:
-    table = Table(TABLE.by, TABLE.columns, reference={"method": "mean"})
-    for seeds, collections in ((3, 1), (1, 0)):
-        rows = make_results(seeds).rows
-        points = Points(**COMMON, x=Axis("bytes", "kB", 1e-3), y=LOSS, across=("split",),
-                        finish=reference_band("loss"))  # fmt: skip
-        points.draw(tmp_path, Results(None, rows, table.lines(rows)))
-        panel = drawn[-1].axes[1]
-        (line,) = [line for line in panel.lines if line.get_linestyle() == ":"]
-        values = [loss("skewed", "mean", seed, 4) for seed in range(seeds)]
-        assert line.get_ydata()[0] == pytest.approx(np.mean(values))
-        assert len(panel.patches) == collections
-        if collections:
-            top = panel.patches[0].get_y() + panel.patches[0].get_height()
-            assert top == pytest.approx(np.mean(values) + np.std(values, ddof=1))
-
-
-def test_diverged_runs_do_not_prevent_a_figure(tmp_path: Path, drawn: list[Any]) -> None:
-    results = make_results()
-    rows = [{**row, "loss": math.nan} if row["method"] == "top" else row for row in results.rows]
-    diverged = Results(None, rows, TABLE.lines(rows))
-    Lines(**COMMON, x=(X,), y=LOSS).draw(tmp_path, diverged)
-    Points(**COMMON, x=Axis("bytes", "B"), y=LOSS).draw(tmp_path, diverged)
-    alone = make_results(seeds=1)
-    Lines(**COMMON, x=(X,), y=LOSS).draw(tmp_path, alone)
-
-
-@pytest.mark.parametrize(
-    "figure",
-    [
-        Lines(**COMMON, x=(X,), y=LOSS),
-        Points(**COMMON, x=Axis("bytes", "B"), y=LOSS),
-    ],
-)
-def test_a_record_without_rows_has_no_figure(tmp_path: Path, figure: Any) -> None:
-    with pytest.raises(ExperimentError, match=r"figure.png has no row to draw"):
-        figure.draw(tmp_path, Results(None, [], []))
+def test_a_record_without_rows_has_no_figure_and_diverged_runs_have_one(tmp_path: Path) -> None:
+    rows = [{**row, "loss": math.nan} if row["method"] == "top" else row
+            for row in make_results().rows]  # fmt: skip
+    for figure in (Lines(**COMMON, x=(X,), y=LOSS), Points(**COMMON, x=Axis("bytes", "B"), y=LOSS)):
+        figure.draw(tmp_path, Results(None, rows, TABLE.lines(rows)))
+        with pytest.raises(ExperimentError, match=r"figure.png has no row to draw"):
+            figure.draw(tmp_path, Results(None, [], []))

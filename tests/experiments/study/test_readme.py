@@ -1,20 +1,13 @@
-"""The README of a study: the order of its paragraphs, its provenance and its tuning."""
+"""The README of a study: what it says of its commands, and where its claims are placed."""
 
 import dataclasses
-from typing import Any
-
-import pytest
 
 from experiments.study.claims import Claim, Finding, Judgement, Results
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import mean_of
 from experiments.study.readme import (
-    CLAIMS,
-    FIGURES,
-    TABLE,
     UNSTATED,
     describe_tuning,
-    fact_table,
     provenance,
     read_environment,
     write,
@@ -28,82 +21,26 @@ SECOND = FIRST.replace("abc", "def, with uncommitted changes")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Is it better?
-
-    More text.
-    """
+    """Is it better?"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    file: str = "loss.png"
-    caption: str = "Loss against steps"
-
-
-def row(kind: Any, method: str, seed: int, **values: Any) -> dict[str, Any]:
-    return make_row(kind, {"method": method, "seed": seed}, values)
-
-
-def text(are_stated: bool = True, claimed: bool = True, **options: Any) -> list[str]:
-    """The paragraphs of a README."""
+def test_a_readme_has_all_parts_without_prose_and_claims_no_foresight() -> None:
     table = Table(("method",), (key("method"), Column("loss", mean_of("loss"), ".1f")))
-    study = Study(
-        "toy",
-        Config,
-        lambda config: [],
-        lambda config, setting: None,
-        table,
-        figures=(Figure(),),
-        **options,
+    study = Study("toy", Config, lambda config: [], lambda config, setting: None, table)
+    rows = [make_row("run", {"method": "mean", "seed": 0}, {"loss": 1.0})]
+    judged = Judgement(
+        Claim("It is better.", lambda results: []), [Finding("ring", "holds", "x 1")]
     )
-    rows = [row("run", "mean", 0, loss=1.0)]
-    claim = Claim("It is better.", lambda results: [])
-    judgement = Judgement(claim, [Finding("ring", "holds", "ratio 0.5")])
-    judgements = (judgement,) if claimed else ()
-    results = Results(Config(), rows, table.lines(rows), FIRST, judgements, are_stated)
-    return write(study, results).split("\n\n")
-
-
-def test_a_readme_has_all_parts_without_prose() -> None:
-    question, command, seeds, claim, finding, table, figure = text()
+    results = Results(Config(), rows, table.lines(rows), FIRST, (judged,), True)
+    question, command, seeds, claim, finding, shown = write(study, results).split("\n\n")
     assert question == "# Is it better?"
     assert command.startswith("Command: `python -m experiments toy`, at commit abc; python 3.13, ")
     assert seeds == "Every line of the table is over 1 seed."
     assert claim == "Claim: It is better. Outcome: holds in 1 of 1 setting."
-    assert finding == "- ring: ratio 0.5: holds."
-    assert table == "| method | loss |\n| --- | ---: |\n| mean | 1.0 |"
-    assert figure == "![Loss against steps](loss.png)\n"
-
-
-def test_a_table_of_facts_has_all_their_columns() -> None:
-    rows = [
-        make_row(
-            "fact", {"about": "density"}, {"leaf": "a", "shape": [3, 4], "own_part": 0.123456}
-        ),
-        make_row("fact", {"about": "density"}, {"leaf": "b", "shape": [], "ms": float("nan")}),
-        make_row("fact", {"about": "bytes"}, {"leaf": "c"}),
-    ]
-    assert fact_table(rows, "density").splitlines() == [
-        "| leaf | shape | own part | ms |",
-        "| --- | ---: | ---: | ---: |",
-        "| a | 3 x 4 | 0.1235 | - |",
-        "| b | - | - | - |",
-    ]
-
-
-def test_prose_places_the_parts_and_omits_none() -> None:
-    paragraphs = text(prose=lambda results: ["Setup.", TABLE, f"{len(results.rows)} row.", FIGURES])
-    assert paragraphs[1] == "Setup." and paragraphs[2].startswith("| method")
-    assert paragraphs[3] == "1 row." and paragraphs[4].startswith("![Loss")
-    assert paragraphs[5].startswith("Command") and paragraphs[7].startswith("Claim: It is better.")
-    assert CLAIMS not in "".join(paragraphs) and len(paragraphs) == 9
-
-
-def test_the_readme_of_an_older_record_does_not_claim_foresight() -> None:
-    old, new = text(are_stated=False), text()
-    added = [paragraph for paragraph in old if paragraph not in new]
-    assert added == [UNSTATED] and old[old.index(UNSTATED) + 1].startswith("Claim: ")
-    assert UNSTATED not in text(are_stated=False, claimed=False)
+    assert finding == "- ring: x 1: holds."
+    assert shown == "| method | loss |\n| --- | ---: |\n| mean | 1.0 |\n"
+    older = write(study, dataclasses.replace(results, are_stated=False)).split("\n\n")
+    assert older[older.index(UNSTATED) + 1] == claim
 
 
 def test_the_provenance_has_the_commits_of_all_commands() -> None:
@@ -114,21 +51,15 @@ def test_the_provenance_has_the_commits_of_all_commands() -> None:
     assert [each["commit"][:3] for each in read_environment(f"{FIRST}\n{SECOND}")] == ["abc", "def"]
 
 
-@pytest.mark.parametrize(
-    ("extended", "edge", "expected"),
-    [
-        (0, "", "took 2 trials per setting, on validation data and with other seeds: 4 in total."),
-        (1, "", "took 2 to 3 trials per setting, on validation data and with other seeds: 5 in"),
-        (1, "rate", "5 in total. At an end of the tried values: top (rate)."),
-    ],
-)
-def test_the_tuning_reports_its_trials_and_edges(extended: int, edge: str, expected: str) -> None:
-    rows = [row("run", "mean", seed, at_edge="") for seed in (0, 1)]
-    rows += [row("run", "top", seed, at_edge=edge) for seed in (0, 1)]
-    rows += [row("trial", method, 2, rate=n) for method in ("mean", "top") for n in (1, 2)]
-    rows += [row("trial", "top", 2, rate=n) for n in range(3, 3 + extended)]
+def test_the_tuning_reports_unlike_numbers_of_seeds_and_trials() -> None:
+    runs, trials = (("mean", 0), ("top", 0), ("top", 1)), (("mean", 1), ("top", 1), ("top", 2))
+    rows = [
+        make_row("run", {"method": name, "seed": seed}, {"at_edge": "rate" * (name == "top")})
+        for name, seed in runs
+    ]
+    rows += [make_row("trial", {"method": name, "seed": 2}, {"rate": n}) for name, n in trials]
     described = describe_tuning(rows, ["method"])
-    assert described.startswith("Every line of the table is over 2 seeds. ")
-    assert expected in described
-    partial = describe_tuning(rows[1:], ["method"])
-    assert partial.startswith("Every line of the table is over 1 to 2 seeds.")
+    assert described.startswith(
+        "Every line of the table is over 1 to 2 seeds. The tuning took 1 to 2"
+    )
+    assert described.endswith("3 in total. At an end of the tried values: top (rate).")

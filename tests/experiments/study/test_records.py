@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -32,22 +33,16 @@ def test_the_newest_record_of_the_study_counts(tmp_path: Path) -> None:
     assert records.newest(tmp_path, "absent") is None
 
 
-def test_a_study_without_a_new_record_is_run(tmp_path: Path) -> None:
-    assert records.command_of(STUDY, config(tmp_path)) == ["toy", "--records", str(tmp_path)]
+def test_a_study_is_run_continued_launched_or_done(tmp_path: Path) -> None:
+    run = ["toy", "--records", str(tmp_path)]
+    assert records.command_of(STUDY, config(tmp_path)) == run
+    launched = records.command_of(SimpleNamespace(name="toy", processes=4), config(tmp_path))
+    assert launched == ["launch", "--processes", "4", "--", *run]
+    interrupted = write(tmp_path, "2026-11-20_toy", finished=False)
+    assert records.command_of(STUDY, config(tmp_path)) == [*run, "--resume", str(interrupted)]
     write(tmp_path, "2026-11-22_toy")
-    assert records.command_of(STUDY, config(tmp_path)) == ["toy", "--records", str(tmp_path)]
+    assert records.command_of(STUDY, config(tmp_path)) == run
     assert records.command_of(STUDY, config(tmp_path, "2026-11-22")) is None
-
-
-def test_an_interrupted_record_is_continued(tmp_path: Path) -> None:
-    folder = write(tmp_path, "2026-11-20_toy", finished=False)
-    command = records.command_of(STUDY, config(tmp_path))
-    assert command == ["toy", "--records", str(tmp_path), "--resume", str(folder)]
-
-
-def test_a_study_of_processes_is_launched(tmp_path: Path) -> None:
-    command = records.command_of(SimpleNamespace(name="toy", processes=4), config(tmp_path))
-    assert command == ["launch", "--processes", "4", "--", "toy", "--records", str(tmp_path)]
 
 
 def test_an_interrupt_ends_all_and_a_failure_does_not(
@@ -64,25 +59,10 @@ def test_an_interrupt_ends_all_and_a_failure_does_not(
 
 
 def test_a_process_that_was_interrupted_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Process:
-        def __init__(self, *arguments: object, **options: object) -> None:
-            self.waits, self.signals = [KeyboardInterrupt, INTERRUPTED], []
-
-        def __enter__(self) -> "Process":
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            assert len(self.signals) == 1
-
-        def send_signal(self, number: int) -> None:
-            self.signals.append(number)
-
-        def wait(self) -> int:
-            result = self.waits.pop(0)
-            if result is KeyboardInterrupt:
-                raise KeyboardInterrupt
-            return result
-
-    monkeypatch.setattr(records.subprocess, "Popen", Process)
+    process = MagicMock()
+    process.__enter__.return_value = process
+    process.wait.side_effect = [KeyboardInterrupt, INTERRUPTED]
+    monkeypatch.setattr(records.subprocess, "Popen", lambda *args, **options: process)
     with pytest.raises(Interrupted, match="the same command continues with --after 2026-11-23"):
         records.run(["toy"], "2026-11-23")
+    process.send_signal.assert_called_once()

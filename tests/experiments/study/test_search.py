@@ -72,19 +72,6 @@ def test_a_part_of_a_grid_covers_every_axis_evenly(axes: list[Axis], points: int
         assert len(counts) >= min(points, len(axis.values))
 
 
-def test_every_method_has_the_same_number_of_trials() -> None:
-    """The minimum is inside both grids, so neither is extended."""
-    budget = Budget(9, seeds=2)
-    one = search({"rate": RATES}, budget, valley(0.15))
-    two = search(
-        {"rate": RATES, "density": Axis((0.01, 0.03, 0.1, 0.3))},
-        budget,
-        lambda p, seed: math.log(p["rate"] / 0.1) ** 2 + math.log(p["density"] / 0.06) ** 2,
-    )
-    assert one.trials == two.trials == 18
-    assert one.at_edge == two.at_edge == ()
-
-
 def test_a_smaller_grid_is_refined_around_the_best() -> None:
     trials = valley(0.2)
     choice = search({"rate": RATES}, Budget(7), trials)
@@ -123,25 +110,18 @@ def test_a_choice_at_an_end_extends_the_grid_twice(
     assert choice.trials == len(trials.calls)
 
 
-def test_a_limit_of_a_parameter_is_no_edge() -> None:
-    axis = Axis((0.25, 0.5), highest=1.0)
+@pytest.mark.parametrize("axis", [Axis((0.25, 0.5), highest=1.0), ((0.25, 0.5), 0.0, 1.0)])
+def test_a_limit_of_a_parameter_is_no_edge(axis: Any) -> None:
     choice = search({"density": axis}, Budget(2), lambda p, seed: -p["density"])
     assert choice == Choice({"density": 1.0}, -1.0, (), 3)
+    assert choice._replace(at_edge=("density",)).text.endswith("(at the edge of the grid: density)")
 
 
-def test_a_plain_tuple_is_an_axis() -> None:
-    choice = search({"density": ((0.25, 0.5), 0.0, 1.0)}, Budget(2), lambda p, seed: -p["density"])
-    assert choice.parameters == {"density": 1.0}
-
-
-def test_integers_stay_integers() -> None:
+def test_integers_stay_integers_and_names_are_neither_refined_nor_extended() -> None:
     trials = Trials(lambda batch, seed: batch)
     choice = search({"batch": Axis((2, 4, 8))}, Budget(4), trials)
     assert [point for point, _ in trials.calls] == [(2,), (4,), (8,), (3,), (1,)]
     assert choice.parameters == {"batch": 1} and choice.at_edge == ()
-
-
-def test_names_are_neither_refined_nor_extended() -> None:
     trials = Trials(lambda policy, seed: {"abort": 2, "keep": 1}[policy])
     choice = search({"policy": Axis(("abort", "keep"))}, Budget(8), trials)
     assert choice == Choice({"policy": "keep"}, 1, (), 2)
@@ -158,22 +138,3 @@ def test_a_tie_is_the_smallest_value_and_a_diverged_run_is_the_worst() -> None:
     assert partly.parameters == {"rate": 1.0} and partly.loss == 9
     diverged = search({"rate": RATES}, Budget(3), lambda p, seed: NAN)
     assert diverged.loss == math.inf and diverged.parameters == {"rate": pytest.approx(0.0001)}
-
-
-def test_the_choice_is_described_with_its_edge() -> None:
-    choice = Choice({"learning_rate": 0.1, "batch": 4}, 0.5, ("batch",), 6)
-    assert choice.text == "learning_rate 0.1, batch 4 (at the edge of the grid: batch)"
-
-
-@pytest.mark.parametrize(
-    ("grid", "budget", "message"),
-    [
-        ({}, Budget(1), "at least one parameter"),
-        ({"rate": Axis(())}, Budget(1), "every parameter a value"),
-        ({"rate": RATES}, Budget(0), "at least 1 point"),
-        ({"rate": RATES}, Budget(1, 0), "at least 1 point and 1 seed"),
-    ],
-)
-def test_a_search_without_trials_is_an_error(grid: Any, budget: Budget, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        search(grid, budget, lambda p, seed: 0.0)

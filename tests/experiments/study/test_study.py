@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from experiments.study.groups import spread
 from experiments.study.judges import is_better
 from experiments.study.search import Axis, Budget
 from experiments.study.store import CLAIMS, read, resumed_config
-from experiments.study.study import Study, run, show_duration
+from experiments.study.study import Study, run
 from experiments.study.tidy import make_row
 
 
@@ -153,33 +152,14 @@ def test_parameters_are_tuned_on_validation_data_with_other_seeds() -> None:
     assert [call for call in trainer.calls if not call[-1]] == [
         (split, "half", seed, 0.1, False) for split in ("iid", "skewed") for seed in (0, 1)
     ]
-    (first, *_) = [row for row in rows if row["kind"] == "run"]
+    first = next(row for row in rows if row["kind"] == "run")
     assert (first["rate"], first["trials"], first["at_edge"]) == (0.1, 6, "")
-    assert [row["rate"] for row in rows if row["kind"] == "trial"][:2] == [0.01, 0.01]
     assert "iid half, rate 0.1, loss" in lines[0][1]
-
-
-def test_a_choice_at_the_edge_is_recorded() -> None:
-    grid = {"grid": lambda config, setting: {"rate": Axis((1e-9, 1e-8))}}
-    rows = Lines()
-    run(make(Counting(), **{**TUNED, **grid}), Config(), rows, Lines())
-    runs = [row for row in rows if row["kind"] == "run"]
-    assert {row["at_edge"] for row in runs} == {"rate"}
-    # 3 points (1 refines), and 2 extensions.
-    assert {row["trials"] for row in runs} == {10}
-
-
-def test_what_is_recorded_is_not_trained() -> None:
-    study, rows = make(Counting(), **TUNED), Lines()
-    run(study, Config(), rows, Lines())
-    trainer, lines, added = Counting(), Lines(), Lines()
-    run(make(trainer, **TUNED), Config(), added, lines, rows)
-    assert trainer.calls == trainer.built == added == []
-    assert all(line.endswith(", recorded") for _, line in lines)
-    more = run(make(trainer, **TUNED), dataclasses.replace(Config(), seeds=2), added, lines,
-               [row for row in rows if row["kind"] != "run" or row["seed"] == 0])  # fmt: skip
-    assert {call[2] for call in trainer.calls} == {1} and len(trainer.calls) == 4
-    assert len(more) == len(rows) + 8  # The points of the missing runs, twice.
+    edge = {"grid": lambda config, setting: {"rate": Axis((1e-9, 1e-8))}}
+    run(make(Counting(), **{**TUNED, **edge}), Config(), found := Lines(), Lines())
+    runs = [row for row in found if row["kind"] == "run"]
+    # 3 points (1 refines), and 2 extensions, of 2 seeds each.
+    assert {(row["at_edge"], row["trials"]) for row in runs} == {("rate", 10)}
 
 
 def test_facts_are_recorded_once_and_first() -> None:
@@ -187,11 +167,9 @@ def test_facts_are_recorded_once_and_first() -> None:
     study, rows = make(Counting(), facts=lambda config: facts), Lines()
     run(study, Config(), rows, Lines())
     assert [row["kind"] for row in rows[:3]] == ["fact", "fact", "point"]
-    for had, added in ((1, "fact"), (len(rows) - 3, "point")):
-        again = Lines()
-        run(study, Config(), again, Lines(), rows[:had])
-        assert again[0]["kind"] == added
-        assert sum(row["kind"] == "fact" for row in again) == (2 - had if had < 2 else 0)
+    for had, added in ((1, 1), (len(rows) - 3, 0)):
+        run(study, Config(), again := Lines(), Lines(), rows[:had])
+        assert sum(row["kind"] == "fact" for row in again) == added
 
 
 def test_interleaved_settings_alternate() -> None:
@@ -220,13 +198,6 @@ def test_a_run_has_inputs_from_earlier_runs() -> None:
     run(make(trainer, inputs=inputs), Config(), rows, Lines())
     assert [row.get("base") for row in rows if row["kind"] == "run"] == 4 * [None] + 4 * [1.0]
     assert trainer.calls[-1] == ("skewed", "half", 1, 1.0, False)
-
-
-def test_a_record_has_more_files(tmp_path: Path) -> None:
-    files = {"files": lambda results: {"a.txt": "ä", "b.npz": b"\xff"}}
-    command.main(make(Counting(), **files), Config(records=str(tmp_path)))
-    found = contents(only(tmp_path))
-    assert (found["a.txt"].decode(), found["b.npz"]) == ("ä", b"\xff")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -266,9 +237,16 @@ def test_an_interrupted_study_ends_as_if_it_had_not_been(
     assert parts["environment.txt"].count(b"command: ") == 1 + len(stops)
 
 
-def test_a_finished_record_is_regenerated_without_training(tmp_path: Path) -> None:
-    command.main(make(Counting(), **TUNED), Config(records=str(tmp_path)))
+def test_a_finished_record_is_regenerated_without_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"files": lambda results: {"a.txt": "ä", "b.npz": b"\xff"}}
+    command.main(make(Counting(), **TUNED, **files), Config(records=str(tmp_path)))
+    printed = capsys.readouterr().out
+    assert "toy: 4 settings, 2 seeds each" in printed and "0.505 ± 0.007" in printed
+    assert "Claim: `half` has the lower loss. Outcome: holds in 2 of 2 settings." in printed
     before = contents(only(tmp_path))
+    assert (before["a.txt"].decode(), before["b.npz"]) == ("ä", b"\xff")
     results = command.read_results(make(Counting()), only(tmp_path))
     assert readme.write(make(Counting()), results).encode() == before["README.md"]
     # A claim that the study has gained since then is not judged.
@@ -277,20 +255,18 @@ def test_a_finished_record_is_regenerated_without_training(tmp_path: Path) -> No
     assert [each.claim for each in results.judgements] == [later[0]]
     trainer = Counting()
     command.main(make(trainer, **TUNED), Config(resume=str(only(tmp_path))))
-    assert not trainer.calls
     after = contents(only(tmp_path))
-    assert {name for name in after if after[name] != before[name]} == {"environment.txt"} or (
-        {name for name in after if after[name] != before[name]}
-        == {"environment.txt", "config.json"}
-    )
+    changed = {name for name in after if after[name] != before[name]}
+    assert not trainer.calls and changed <= {"environment.txt", "config.json"}
 
 
 def test_the_claims_are_stated_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="--methods has the unknown x"):
+        command.main(make(Counting()), Config(methods=("x",), records=str(tmp_path)))
+    assert not [*tmp_path.iterdir()]  # Wrong options leave no record.
     with pytest.raises(Interrupted):
         command.main(make(Counting(0)), Config(records=str(tmp_path)))
-    assert (only(tmp_path) / CLAIMS).read_text().splitlines()[2:] == [
-        "- `half` has the lower loss."
-    ]
+    assert "- `half` has the lower loss." in (only(tmp_path) / CLAIMS).read_text().splitlines()
     other = make(Counting(), claims=(Claim("`half` has the higher loss.", is_better("final")),))
     with pytest.raises(ExperimentError, match="The claims of the study are not those of"):
         command.main(other, Config(resume=str(only(tmp_path))))
@@ -308,45 +284,25 @@ def test_a_continued_record_keeps_its_options(tmp_path: Path) -> None:
     assert len([row for row in read(Path(folder)) if row["kind"] == "run"]) == 4 * 3
 
 
-def test_a_full_disk_is_one_line_and_the_record_can_be_continued(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    trainer = Counting()
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
-        with pytest.raises(ExperimentError, match=r"cannot be written: File too large. Continue"):
-            command.main(make(trainer), Config(records=str(tmp_path)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    had = [row for row in read(only(tmp_path)) if row["kind"] == "run"]
-    assert 0 < len(had) < 8
-    trainer = Counting()
-    command.main(make(trainer), Config(resume=str(only(tmp_path))))
-    assert len(trainer.calls) == 8 - len(had)
+def config_of_digits(**changes: Any) -> str:
+    return json.dumps({**dataclasses.asdict(Digits()), **changes})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"config.json cannot be read: No such file"),
-        ("[", r"config.json is not a config"),
-        ("[]", r"is not a record of this study"),
         ('{"steps": 3}', r"is not a record of this study"),
+        (config_of_digits(steps="many"), r"--steps is .*, which is not allowed"),
+        (config_of_digits(steps=-1), r"--steps is .*, which is not allowed"),
+        (config_of_digits(steps=1.5), r"--steps is .*, which is not allowed"),
+        (config_of_digits(steps=[3]), r"--steps is .*, which is not allowed"),
     ],
 )
-def test_a_folder_that_is_no_record_is_not_continued(
-    tmp_path: Path, content: str | None, message: str
+def test_a_config_that_was_edited_is_not_continued(
+    tmp_path: Path, content: str, message: str
 ) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_text(content)
     with pytest.raises(ExperimentError, match=message):
-        command.main(make(Counting()), Config(resume=str(tmp_path)))
-
-
-@pytest.mark.parametrize("steps", ['"many"', "-1", "1.5", "[3]", "true", "null"])
-def test_a_record_whose_option_is_not_allowed_is_not_continued(tmp_path: Path, steps: str) -> None:
-    config = json.dumps({**dataclasses.asdict(Digits()), "steps": "STEPS"})
-    (tmp_path / "config.json").write_text(config.replace('"STEPS"', steps))
-    with pytest.raises(ExperimentError, match=r"--steps is .*, which is not allowed"):
         resumed_config(Digits(), tmp_path)
 
 
@@ -358,58 +314,32 @@ def test_a_record_whose_option_is_not_allowed_is_not_continued(tmp_path: Path, s
         ('{"schema": 1, "kind": "step"}', "not a row of schema 1"),
         ('{"schema": 1, "kind": "run", "loss": NaN}', "NaN is not valid JSON"),
         ('{"schema": 1, "kind": "run", "loss": 1e31}', "'1e\\+31' is not a short name"),
-        ('{"schema": 1, "kind": "run", "loss": {}}', "is not a short name of letters"),
     ],
 )
-def test_a_damaged_record_is_an_error(tmp_path: Path, line: str, message: str) -> None:
+def test_a_damaged_record_is_not_continued(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(Interrupted):
         command.main(make(Counting(1)), Config(records=str(tmp_path)))
     metrics = only(tmp_path) / recording.METRICS
     first = metrics.read_text().splitlines()[0]
     metrics.write_text(f"{first}\n{line}\n{first}\n")
-    for reads in (
-        lambda: read(only(tmp_path)),
-        lambda: command.main(make(Counting()), Config(resume=str(only(tmp_path)))),
-    ):
-        with pytest.raises(ExperimentError, match=message):
-            reads()
+    with pytest.raises(ExperimentError, match=message):
+        command.main(make(Counting()), Config(resume=str(only(tmp_path))))
 
 
-@pytest.mark.parametrize("loss", [math.inf, math.nan, 7e35, -7e35, 1e30])
-def test_every_row_that_is_written_is_read(tmp_path: Path, loss: float) -> None:
-    record = recording.Record(Config(records=str(tmp_path)))
-    with record:
-        record.add(make_row("run", {"seed": 0}, {"loss": loss}))
-    (row,) = read(record.folder)
-    assert row["loss"] == loss if loss == 1e30 else math.isnan(row["loss"])
-
-
-def test_user_errors_leave_no_record(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="--methods has the unknown x"):
-        command.main(make(Counting()), Config(methods=("x",), records=str(tmp_path)))
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_study_without_a_record_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(make(Counting()), Config(record="none")) == 0
-    printed = capsys.readouterr().out
-    assert "toy: 4 settings, 2 seeds each" in printed and "0.505 ± 0.007" in printed
-    assert "Claim: `half` has the lower loss. Outcome: holds in 2 of 2 settings." in printed
+def test_every_row_that_is_written_is_read(tmp_path: Path) -> None:
+    losses = (1e30, math.inf, math.nan, 7e35, -7e35)
+    with recording.Record(Config(records=str(tmp_path))) as record:
+        for seed, loss in enumerate(losses):
+            record.add(make_row("run", {"seed": seed}, {"loss": loss}))
+    first, *others = (row["loss"] for row in read(record.folder))
+    assert first == 1e30 and len(others) == 4 and all(map(math.isnan, others))
 
 
 def test_the_time_left_counts_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training takes 10 s: 1 setting of 4 leaves 3 settings of 2 seeds and 6 trials."""
-    clock = itertools.count()
     trainer, lines = Counting(), Lines()
-    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * len(trainer.calls) + 0 * next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * len(trainer.calls))
     run(make(trainer, **TUNED), Config(), Lines(), lines)
     assert lines[0][1].endswith(", 80 s; about 4 min left")
     assert lines[2][1].endswith(", 80 s; about 80 s left")
     assert lines[3][1].endswith(", 80 s")
-
-
-@given(st.floats(0, 1e7))
-def test_durations_are_within_half_a_unit(seconds: float) -> None:
-    number, unit = show_duration(seconds).split()
-    shown = float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
-    assert shown == pytest.approx(seconds, rel=0.35, abs=0.5)

@@ -5,16 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiments.study.columns import Column, Table, key
-from experiments.study.groups import Estimate, Spread, difference, relative
 from experiments.study.targets import (
     add_targets,
-    describe_fastest,
-    fastest,
-    needed,
-    over_fastest,
-    reached,
-    show_ratio,
 )
 from experiments.study.tidy import of_kind
 
@@ -46,21 +38,6 @@ def test_the_target_is_that_of_the_setting_averaged_over_seeds() -> None:
         assert [run["sent_to_target"] for run in of_task][:3] == [20, 30, 10]
         assert math.isnan(of_task[3]["step_to_target"])
     assert [row for row in found if row["kind"] == "point"] == of_kind(both, "point")
-
-
-def test_a_table_shows_how_many_runs_reach_it() -> None:
-    table = Table(
-        ("method",),
-        (
-            key("method"),
-            Column("reached", reached("step")),
-            Column("ratio", relative("step_to_target")),
-        ),
-        {"method": "mean"},
-    )
-    mean, top = table.lines(add_targets(rows("text", 1), (), {"method": "mean"}, "loss", ("step",)))
-    assert (mean["reached"], top["reached"]) == ("2/2", "1/2")
-    assert mean["ratio"] == 1 and math.isnan(top["ratio"])
 
 
 @pytest.mark.parametrize("losses", [(), (math.nan,) * 4])
@@ -111,30 +88,3 @@ def test_times_are_interpolated_and_those_of_diverged_runs_are_unknown() -> None
         {"slow": 2.0, "fast": 1.5, "poor": math.nan, "wild": math.nan, "early": 1.0}, nan_ok=True
     )
     assert (found[False]["fast"], found[False]["slow"]) == (2.0, 2.0)
-
-
-def test_ratios_of_times() -> None:
-    name = "seconds_to_target"
-    table = Table(
-        ("method",),
-        (
-            key("method"),
-            Column("time", needed("seconds"), ".2f"),
-            Column("ratio", difference(name, log=True), show_ratio),
-            Column("of fastest", over_fastest("seconds", [{"method": "slow"}, {"method": "fast"}]),
-                   show_ratio),
-        ),
-        {"method": "slow"},
-    )  # fmt: skip
-    rows = [*curves(0, 1.0), *curves(1, 2.0)]
-    targets = add_targets(rows, (), {"method": "slow"}, "loss", ("seconds",), interpolated=True)
-    lines = {line["method"]: line for line in table.lines(targets)}
-    assert lines["fast"]["time"] == Spread(2.25, pytest.approx(1.06, abs=0.01))
-    assert lines["fast"]["ratio"].mean == pytest.approx(0.75)
-    assert lines["slow"]["of fastest"].mean == pytest.approx(4 / 3)
-    assert fastest([line.group for line in lines.values()], "seconds") is lines["early"].group
-    assert fastest([lines["poor"].group], "seconds") is None
-    assert describe_fastest([*lines.values()], (), "seconds") == "early (1.5)"
-    shown = table.to_markdown([*lines.values()])
-    assert "| poor | - | not reached | not reached |" in shown
-    assert show_ratio(Estimate(2.0, math.nan, math.nan)) == "2.00"

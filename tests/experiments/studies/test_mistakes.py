@@ -1,0 +1,41 @@
+"""Wrong options of studies that would end in other numbers, or in an error after hours."""
+
+from typing import Any
+
+import pytest
+
+from experiments import studies
+from experiments.cli.errors import ExperimentError
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gossip", {"methods": ("foo",)}, "--methods must be of dpsgd, .*matcha.* got 'foo'"),
+        ("gossip", {"batch": 100}, "--batch 100 is not divisible by 8 workers"),
+        ("gossip", {"batch": 1408}, "--batch 1408 exceeds the 1150 training examples of a trial"),
+        ("gossip", {"steps": 30}, "--steps 30 is not divisible by twice --log-every 20"),
+        ("gossip", {"graphs": ("ring_8",), "methods": ("d2",)}, "not compared on any of --graphs"),
+        ("outer", {"batch": 12}, "--batch 12 is not divisible by 8 of --workers"),
+        ("outer", {"steps": 64}, "--steps 64 is not divisible by 128 of --periods"),
+        ("outer", {"log_every": 100}, "--steps 512 is not divisible by --log-every 100"),
+        ("convergence", {"workers": (12,)}, "--workers must be powers of 2"),
+        ("convergence", {"steps": 100}, "--steps 100 is not divisible by 256"),
+        ("convergence", {"seeds": 1}, "--seeds must be at least 2"),
+        ("budgets", {"batch": 100}, "--batch 100 is not divisible by --workers 8"),
+        ("budgets", {"slowdowns": (0.5,)}, "--slowdowns must be at least 1, got 0.5"),
+        ("budgets", {"steps": 31}, "--steps 31 is not divisible by twice --log-every"),
+        ("proximal", {"workers": 3}, "--workers 3 does not divide --batch 64"),
+        ("stragglers", {"minibatch_size": 1000}, "--minibatch-size 1000 exceeds the"),
+        ("lab", {"methods": ("mean",), "between": ("1gbit",), "workers": 3}, "even number of work"),
+        ("lab", {"methods": ("mean",), "workers": 1}, "--workers must be at least 2"),
+        ("lab", {"methods": ("mean",), "delay": "5"}, "--delay is a number with us, ms or s"),
+        ("loss", {"methods": ("mean", "dpsgd")}, "--methods has dpsgd, whose workers have no comm"),
+        ("loss", {"methods": ("mean_bfloat16",)}, "--methods needs ddp or mean"),
+    ],
+    ids=str,
+)
+def test_mistakes(name: str, options: dict[str, Any], message: str) -> None:
+    study = studies.load(name)
+    with pytest.raises(ExperimentError, match=message):
+        study.settings(study.config(**options))
