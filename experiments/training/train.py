@@ -110,6 +110,8 @@ def make_program(
       ExperimentError: If the method does not support the number of workers, or the batch cannot be
         split among them.
     """
+    if batch % mesh.size:
+        raise ExperimentError(f"--batch {batch} is not divisible by {mesh.size} workers")
     momentum = None if variant.has_momentum else MOMENTUM
     reports_error = simulated and with_diagnostics
 

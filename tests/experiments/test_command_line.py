@@ -92,6 +92,7 @@ def read_config(folder: Path) -> dict:
             "no method 'globel_qsgd'; did you mean 'global_qsgd'? There",
         ),
         ("survey --tasks text:nowhere", "--data nowhere is not a file"),
+        ("train --devices 2 --batch 31", "--batch 31 is not divisible by 2 workers"),
         ("digits --resume nowhere", "nowhere/config.json cannot be read"),
         ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
         ("train --dataset glyphs --data x", "--dataset glyphs is drawn from installed fonts"),
