@@ -1,14 +1,13 @@
 """200 random sequences of steps, saves, kills, restores and changes of the workers."""
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from tests.checkpoint.running import run
 from tests.checkpoint.sequences import MISTAKES, sequence
 
 SEQUENCES = 200
@@ -18,16 +17,8 @@ REAL = [seed for seed in range(SEQUENCES) if sequence(seed).kills() == 2][:6]
 
 
 def stress(seed: int, *what: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
-    flags += ["--xla_force_host_platform_device_count=16"]
-    root = str(pathlib.Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.stress", str(seed), *what],
-        env={**os.environ, "PYTHONPATH": root, "XLA_FLAGS": " ".join(flags)},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    arguments = ["-m", "tests.checkpoint.stress", str(seed), *what]
+    return run(*arguments, devices=16, seconds=seconds)
 
 
 def test_most_sequences_must_be_equal_to_their_oracle() -> None:

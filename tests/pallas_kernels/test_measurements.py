@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels import _dispatch, _measurements, implementation, measured
 from pallas_kernels._measurements import Measured
-from pallas_kernels.pack import mosaic_tpu, pack
+from pallas_kernels.pack import pack
 from tests.pallas_kernels.lowering import CALLS, KINDS, lowered, read_again
 
 SIZE = 2**17
@@ -131,20 +131,15 @@ def test_the_environment_reaches_all_threads(
     ("line", "words"),
     [
         ("not JSON", "it is not JSON"),
-        ("\xff\xfe", "it is not JSON"),
         ([1], "it is no JSON object"),
         ({"kind": "H"}, "it has no 'op'"),
         (LINE | {"speed": 3}, r"`speed` is none of its names, \['op'"),
         (LINE | {"size": "large"}, "`size` must be int, got 'large'"),
-        (LINE | {"size": True}, "`size` must be int, got True"),
         (LINE | {"size": -1}, "`size` must be at least 0, got -1"),
-        (LINE | {"kind": None}, "`kind` must be str, got None"),
         (LINE | {"implementation": "triton"}, "`implementation` must be one of"),
         (LINE | {"implementation": "reference"}, "'reference' has no `config`"),
         (LINE | {"op": "pack.sort"}, "there is no op 'pack.sort'"),
-        (LINE | {"op": "benchmark.main"}, "there is no op 'benchmark.main'"),
         (LINE | {"config": {"numbers": 8.0}}, "`config` must have integers, got numbers=8.0"),
-        (LINE | {"config": [8]}, "`config` must be dict"),
     ],
 )
 def test_a_malformed_line_is_one_error(file: pathlib.Path, line: Any, words: str) -> None:
@@ -191,16 +186,6 @@ def test_a_function_without_a_config(file: pathlib.Path) -> None:
         pytest.raises(ValueError, match=r"`stages` is no field of its config, which has \[\]"),
     ):
         lowered(decode, table, platform="cuda")
-
-
-def test_a_broken_kernel_with_a_config_breaks_nothing(
-    file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = LINE | {"kind": KINDS["tpu"], "implementation": "mosaic_tpu", "config": {"rows": 64}}
-    assert mosaic_tpu is not None
-    monkeypatch.setitem(__import__("sys").modules, "pallas_kernels.pack.mosaic_tpu", None)
-    with measured(write(file, line)), pytest.warns(UserWarning, match="ModuleNotFoundError"):
-        assert CALLS["tpu"] not in traced(platform="tpu")
 
 
 def test_what_is_written_is_read(file: pathlib.Path) -> None:

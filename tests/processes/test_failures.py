@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import jaxcomm
-from tests.compiled import UNKEPT
+from tests.processes.running import environment
 
 pytestmark = [
     pytest.mark.xdist_group("processes"),
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc"),
 ]
 
-ROOT = Path(jaxcomm.__file__).parents[1]
 SECONDS = 150
 
 # Each process counts steps in a collective over Gloo; process 0 writes the count as a checkpoint.
@@ -65,15 +63,13 @@ class Launched:
         self.folder, self.processes = folder, processes
         script = folder / "script.py"
         script.write_text(f"SAVES = {saves}\n{TRAINING}", encoding="utf-8")
-        given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        given.pop("XLA_FLAGS", None)
         command = [sys.executable, "-m", "jaxcomm.launch", "--processes", str(processes)]
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
         with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
             self.popen = subprocess.Popen(
                 [*command, *options, "--", str(script)],
                 cwd=folder,
-                env=given,
+                env=environment(),
                 stdout=stdout,
                 stderr=stderr,
             )

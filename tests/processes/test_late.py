@@ -1,15 +1,11 @@
 """Four processes of which one is slowed: what stale and lazy updates save, and what they do not."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.compiled import UNKEPT
 from tests.processes.late_program import LATE, SIZE
+from tests.processes.running import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -21,14 +17,10 @@ Found = dict[str, dict[str, dict[str, float]]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """By process: who was slowed, the method, and its seconds and bytes per step."""
     folder = tmp_path_factory.mktemp("late")
-    given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **UNKEPT}
-    given.pop("XLA_FLAGS", None)
-    command = [sys.executable, "-m", "jaxcomm.launch", "--processes", str(WORKERS)]
-    command += ["--", "-m", "tests.processes.late_program", str(folder)]
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    command = ["-m", "jaxcomm.launch", "--processes", WORKERS, "--"]
+    code, stdout, stderr = run(*command, "-m", "tests.processes.late_program", folder)
+    assert code == 0, stdout[-2000:] + stderr[-4000:]
     everything = [json.loads((folder / f"{i}.json").read_text()) for i in range(WORKERS)]
-    print(json.dumps(everything[0], indent=1))
     return everything
 
 

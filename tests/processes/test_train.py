@@ -1,47 +1,27 @@
 """`launch` and `train --distributed` as a user runs them."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import experiments
-from tests.compiled import UNKEPT
+from tests.processes.running import finish, free_address, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-ROOT = Path(experiments.__file__).parents[1]
-SECONDS = 240
 SMALL = ["--batch", "64", "--log-every", "4"]
 ENDLESS = [*SMALL, "--steps", "1000000"]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen:
-    given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), **environment}
-    given.pop("XLA_FLAGS", None)
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "experiments", *arguments],
-        cwd=ROOT,
-        env=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=SECONDS)
-    return process.returncode, stdout, stderr
+def experiments(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    return start("-m", "experiments", *arguments, **environment)
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    return finish(start(*arguments, **environment))
+    return finish(experiments(*arguments, **environment))
 
 
 def wait_for(process: subprocess.Popen, beginning: str) -> None:
@@ -60,17 +40,11 @@ def read(folder: Path) -> tuple[dict, list[dict], str]:
     )
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.slow
 def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
     shape = ["--processes", "4", "--devices-per-process", "2"]
-    launched = start("launch", *shape, "--", *train, str(tmp_path / "four"))
-    code, stdout, stderr = finish(launched)
+    code, stdout, stderr = run("launch", *shape, "--", *train, str(tmp_path / "four"))
     assert (code, stderr) == (0, "")
     assert "8 workers on cpu, 4 processes" in stdout
     assert all(line.startswith("[0] ") for line in stdout.splitlines())  # The first alone speaks.
@@ -91,18 +65,8 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
-    few = [
-        "--repeats",
-        "2",
-        "--windows",
-        "8",
-        "--loss",
-        "3",
-        "--minibatch-seconds",
-        "0.05",
-        "--deadline-slack",
-        "1.2",
-    ]
+    few = ["--repeats", "2", "--windows", "8", "--loss", "3"]
+    few += ["--minibatch-seconds", "0.05", "--deadline-slack", "1.2"]
     arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
     code, _, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
     assert (code, stderr) == (0, "")
@@ -118,13 +82,11 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
     assert other["seconds"] < waiting["seconds"]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    launcher = start("launch", "--", "train", *ENDLESS, *keep)
+    launcher = experiments("launch", "--", "train", *ENDLESS, *keep)
     wait_for(launcher, "[0] step 4:")
     launcher.send_signal(number)
     code, _, stderr = finish(launcher)
@@ -151,7 +113,7 @@ def test_a_cluster_that_cannot_come_together() -> None:
         ("", disagreed, 2, 0),
     ]
     started = [
-        start(
+        experiments(
             "train",
             "--distributed",
             "--start-timeout",

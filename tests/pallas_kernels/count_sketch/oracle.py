@@ -4,19 +4,7 @@ import math
 
 import numpy as np
 
-WORD = 2**32
-
-
-def mix(h: int) -> int:
-    """lowbias32."""
-    h = ((h ^ (h >> 16)) * 0x7FEB352D) % WORD
-    h = ((h ^ (h >> 15)) * 0x846CA68B) % WORD
-    return h ^ (h >> 16)
-
-
-def word(position: int, seeds: tuple[int, int]) -> int:
-    """The random word of a position."""
-    return mix((position * (2 * seeds[0] + 1) + seeds[1]) % WORD)
+from tests.pallas_kernels.hash_oracle import WORD, word
 
 
 def by_elements(size: int, seeds: tuple[int, int], rows: int, columns: int) -> "list[tuple]":

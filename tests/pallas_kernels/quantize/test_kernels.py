@@ -55,25 +55,30 @@ def assert_equal_to_reference(platform: str, case: Case, x: jax.Array, scale: fl
 
 
 @pytest.mark.parametrize(
-    ("case", "shape", "dtype"),
+    ("platform", "case", "shape", "dtype"),
     [
-        slow(Case(127, 8), (300,), jnp.float32),  # Padded.
-        slow(Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
-        (Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
-        slow(Case(15, 5), (7, 19), jnp.float32),
-        slow(Case(2**20, 32), (), jnp.float32),
+        slow("tpu", Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
+        ("tpu", Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
+        slow("tpu", Case(15, 5), (7, 19), jnp.float32),
+        slow("tpu", Case(2**20, 32), (), jnp.float32),
+        slow("tpu", Case(100, 8), (360, 1152), jnp.float32),  # Blocks of both axes.
+        slow("tpu", Case(127, 8), (140_000,), jnp.float32),  # A ragged last block.
+        slow("cuda", Case(127, 8), (2, 1024), jnp.float32),
+        ("cuda", Case(7, 4), (129,), jnp.bfloat16),  # Padded.
+        slow("cuda", Case(1, 2), (16 * 512,), jnp.float32),
+        slow("cuda", Case(127, 8), (1500,), jnp.float32),  # The last block has the rest.
+        slow("cuda", Case(127, 8), (1536,), jnp.float32),
+        slow("cuda", Case(15, 5), (6 * 1100 - 5,), jnp.float32),
     ],
     ids=str,
 )
-def test_tpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
-    assert_equal_to_reference("tpu", case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
+def test_layouts(platform: str, case: Case, shape: tuple[int, ...], dtype: Any) -> None:
+    assert_equal_to_reference(platform, case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
 
 
-@pytest.mark.slow
-def test_tpu_blocks_of_both_axes() -> None:
+def test_blocks_of_the_view() -> None:
     assert mosaic_tpu._view((360, 1152), 8, mosaic_tpu.Config()).grid == (2, 3)
-    x = jnp.asarray(oracle.numbers((360, 1152), 2.0))
-    assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
+    assert mosaic_tpu._view((140_000,), 8, mosaic_tpu.Config()).grid == (2, 1)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this JAX cannot interpret the view")
@@ -85,37 +90,6 @@ def test_tpu_stores_bytes_as_words(shape: tuple[int, ...]) -> None:
     (codes,) = mosaic_tpu.quantize(x, jnp.float32(2), SEEDS, **options, interpret=True)
     (expected,) = reference.quantize(x, jnp.float32(2), SEEDS, **options)
     np.testing.assert_array_equal(codes, expected, strict=True)
-
-
-@pytest.mark.slow
-def test_tpu_ragged_last_block() -> None:
-    assert mosaic_tpu._view((140_000,), 8, mosaic_tpu.Config()).grid == (2, 1)
-    assert_equal_to_reference(
-        "tpu", Case(127, 8), jnp.asarray(oracle.numbers((140_000,), 1.0)), 1.0
-    )
-
-
-@pytest.mark.parametrize(
-    ("case", "shape", "dtype"),
-    [
-        slow(Case(127, 8), (2, 1024), jnp.float32),
-        (Case(7, 4), (129,), jnp.bfloat16),  # Padded.
-        slow(Case(1, 2), (16 * 512,), jnp.float32),
-        (Case(2**20, 32), (), jnp.float32),
-    ],
-    ids=str,
-)
-def test_gpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
-    assert_equal_to_reference("cuda", case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
-
-
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [slow(Case(127, 8), 1500), slow(Case(127, 8), 1536), (Case(15, 5), 6 * 1100 - 5)],
-    ids=str,
-)
-def test_gpu_last_block_has_the_rest(case: Case, size: int) -> None:
-    assert_equal_to_reference("cuda", case, jnp.asarray(oracle.numbers((size,), 2.0)), 2.0)
 
 
 @pytest.mark.slow
@@ -133,70 +107,50 @@ def test_every_scale(platform: str, scale: float) -> None:
     assert_equal_to_reference(platform, Case(127, 8), x, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
-def test_empty_arrays(platform: str) -> None:
-    kernels, interpret = KERNELS[platform]
-    for shape in [(0,), (3, 0)]:
-        options = {"levels": 7, "bits": 4, "interpret": interpret}
-        codes, rest = kernels.quantize(
-            jnp.zeros(shape), jnp.float32(1), SEEDS, residual=True, **options
-        )
-        assert (codes.shape, codes.dtype, rest.shape) == ((0,), jnp.uint32, shape)
-        decoded = kernels.dequantize(codes, jnp.float32(1), count=2, shape=shape, **options)
-        assert decoded.shape == shape
-
-
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_batched_in_every_argument(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.
-    monkeypatch.setattr(mosaic_tpu.pltpu, "CompilerParams", lambda **_: None)
-    kernels, interpret = KERNELS[platform]
-    x = jnp.asarray(oracle.numbers((3, 150), 2.0))
-    scales = jnp.array([2.0, 3.0, 0.0])
-    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
-
-    def both_ways(quantize: Any, dequantize: Any, **interpreted: Any) -> Any:
-        def one(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
-            options = {"levels": 7, "bits": 4, **interpreted}
-            (codes,) = quantize(x, scale, seeds, residual=False, **options)
-            return dequantize(codes, scale, count=1, shape=x.shape, **options)
-
-        return jax.jit(jax.vmap(one))(x, scales, seeds)
-
-    decoded = both_ways(kernels.quantize, kernels.dequantize, interpret=interpret)
-    expected = both_ways(reference.quantize, reference.dequantize)
-    np.testing.assert_array_equal(decoded, expected)
-    assert len(np.unique(np.asarray(decoded), axis=0)) == 3
-
-
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_in_a_checked_shard_map_and_a_scan(platform: str) -> None:
-    """The scale is common, x and the seeds are each worker's own."""
+def test_sums_of_workers_in_a_checked_shard_map(platform: str) -> None:
+    """The scale is common, x and the seeds are each worker's own; the mean is typed the same."""
     kernels, interpret = KERNELS[platform]
     mesh = jax.make_mesh((2,), ("worker",), axis_types=(AxisType.Auto,))
     x = jnp.asarray(np.random.default_rng(0).uniform(-2, 2, (2, 150)), jnp.float32)
     seeds = jnp.arange(4, dtype=jnp.uint32).reshape(2, 2)
 
-    def run(quantize: Any, dequantize: Any, **interpreted: Any) -> Any:
+    def run(module: Any, **interpreted: Any) -> Any:
         options = {"levels": 3, "bits": 4, **interpreted}
 
-        def worker(x: jax.Array, seeds: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
-            def step(rest: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-                codes, rest = quantize(rest, scale, seeds[0], residual=True, **options)
-                sums = jax.lax.psum(codes, "worker")
-                return rest, dequantize(sums, scale, count=2, shape=x.shape, **options)
+        def worker(x: jax.Array, seeds: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            codes, rest = module.quantize(x, scale, seeds[0], residual=True, **options)
+            sums = jax.lax.psum(codes, "worker")
+            return rest, module.dequantize(sums, scale, count=2, shape=x.shape, **options)
 
-            return jax.lax.scan(step, x, None, length=2)
+        specs = {"in_specs": (P("worker"), P("worker"), P()), "out_specs": (P("worker"), P())}
+        return jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(x, seeds, jnp.float32(2))
 
-        mapped = jax.shard_map(
-            worker,
-            mesh=mesh,
-            in_specs=(P("worker"), P("worker"), P()),
-            out_specs=(P("worker"), P()),  # The mean is the same everywhere, and typed so.
-        )
-        return jax.jit(mapped)(x, seeds, jnp.float32(2))
-
-    rest, means = run(kernels.quantize, kernels.dequantize, interpret=interpret)
-    expected_rest, expected = run(reference.quantize, reference.dequantize)
+    rest, means = run(kernels, interpret=interpret)
+    expected_rest, expected = run(reference)
     np.testing.assert_allclose(rest, expected_rest, atol=2.0**-20)
     np.testing.assert_array_equal(means, expected)
+    assert np.abs(means - x.reshape(2, 1, 150).mean(axis=0)).max() < 2 / 3
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_distinct_batches(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its own numbers, scale and seeds."""
+    # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.
+    monkeypatch.setattr(mosaic_tpu.pltpu, "CompilerParams", lambda **_: None)
+    kernels, interpret = KERNELS[platform]
+    x = jnp.asarray(oracle.numbers((3, 150), 2.0))
+    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
+
+    def both_ways(module: Any, **interpreted: Any) -> Any:
+        def one(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
+            options = {"levels": 7, "bits": 4, **interpreted}
+            (codes,) = module.quantize(x, scale, seeds, residual=False, **options)
+            return module.dequantize(codes, scale, count=1, shape=x.shape, **options)
+
+        return jax.jit(jax.vmap(one))(x, jnp.array([2.0, 3.0, 0.0]), seeds)
+
+    decoded = both_ways(kernels, interpret=interpret)
+    np.testing.assert_array_equal(decoded, both_ways(reference))
+    assert len(np.unique(np.asarray(decoded), axis=0)) == 3
