@@ -17,6 +17,7 @@ import jaxcomm
 from jaxcomm import wire
 from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step
+from tests.aot.compiling import placed
 
 LAYERS, SIDE, ROWS = 4, 2048, 512
 PERIOD, OVERLAP = 4, 2
@@ -42,11 +43,7 @@ def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
     params = {f"w{number}": shape for number in range(LAYERS)}
     own = jax.eval_shape(lambda params: jaxcomm.replicate(params, 8), params)
     state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), own)
-    args = jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        (own, state),
-        jaxcomm.state_specs((own, state)),
-    )
+    args = placed((own, state), mesh, jaxcomm.state_specs((own, state)))
     batches = jax.ShapeDtypeStruct(
         (PERIOD, 8 * ROWS, SIDE), jnp.float32, sharding=NamedSharding(mesh, P(None, "data"))
     )

@@ -17,6 +17,7 @@ import jaxcomm
 from jaxcomm import scheduling, wire
 from jaxcomm.compression import quantizers
 from jaxcomm.wire._overlap import OverlapReport
+from tests.aot.compiling import placed
 
 LAYERS, SIDE, ROWS = 24, 2048, 512  # 100,663,296 parameters.
 # A bucket of 128 MiB must be one message, and XLA combines at most 30 MiB by default.
@@ -41,11 +42,7 @@ def report(mesh: Mesh, tx: Any, **options: str | bool) -> OverlapReport:
     shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=whole)
     params = {f"w{number:02d}": shape for number in range(LAYERS)}
     state = jax.eval_shape(lambda p: jaxcomm.init(chain, p, mesh), params)
-    state = jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        state,
-        jaxcomm.state_specs(state),
-    )
+    state = placed(state, mesh, jaxcomm.state_specs(state))
     rows = NamedSharding(mesh, P("data"))
     batch = jax.ShapeDtypeStruct((8 * ROWS, SIDE), jnp.float32, sharding=rows)
     step = jaxcomm.make_step(loss, chain, mesh, metrics="own")

@@ -65,12 +65,14 @@ def test_a_config_that_fails_is_a_row(
     options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
     with _dispatch.rehearsal():
         given = Session(_dispatch.target(), 1, rehearse=True, tune=True)
-        checks, times = (
-            [task for task in tasks(given, options, record) if task.about["label"] == row.label]
-            for tasks in (ops.checks, ops.times)
-        )
-        assert parts.measure(record, "tune_right", checks, 60) == parts.NOTHING_LEFT
-        results = list(times[0].run())
+
+        def of_row(tasks: Any) -> list[Any]:
+            return [
+                task for task in tasks(given, options, record) if task.about["label"] == row.label
+            ]
+
+        assert parts.measure(record, "tune_right", of_row(ops.checks), 60) == parts.NOTHING_LEFT
+        results = list(of_row(ops.times)[0].run())
         timed = ops.time_row(row, 64, candidates.builders(row, 64, given), given)
     failed = [line["config"] for line in timed if line["kind"] == "failed"]
     assert failed == [dict(MANY)] and len(timed) == 5  # Also where none was checked.

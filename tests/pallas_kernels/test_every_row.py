@@ -51,10 +51,8 @@ def test_kernels_are_the_reference(row: Row, name: Any) -> None:
 
 @pytest.mark.parametrize(("row", "name"), some(IN_BATCHES, QUICK[:1]), ids=label)
 def test_inside_a_mapped_scan(row: Row, name: Any) -> None:
-    arguments = row.arguments(300)
-    wanted = jax.jit(row.function(300, "reference"))(*arguments)
     with interpreted(in_batches=True):
-        check_in_a_mapped_scan(row, name, 300, jax.devices()[0], arguments, wanted)
+        check_in_a_mapped_scan(row, name, 300, jax.devices()[0])
 
 
 def is_refused(row: Row, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,16 +61,22 @@ def in_a_mapped_scan(f: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
     return mapped
 
 
-def check_in_a_mapped_scan(
-    row: Row, name: Any, size: int, device: Any, arguments: Any, wanted: Any
-) -> None:
-    """Two batches of two arrays."""
-    stacked = jax.tree.map(lambda x: jnp.broadcast_to(x, (1, 2, 2, *x.shape)), arguments)
+def check_in_a_mapped_scan(row: Row, name: Any, size: int, device: Any) -> None:
+    """Two batches of two arrays, of which each has arguments of its own."""
+
+    def varied(x: jax.Array, number: int) -> jax.Array:
+        return jnp.roll(x, number) if x.ndim else x * (1 + number)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        given = row.arguments(size)
+        examples = [[varied(x, number) for x in given] for number in range(4)]
+        wanted = [*itertools.starmap(jax.jit(row.function(size, "reference")), examples)]
+        stacked = [jnp.stack(x).reshape(1, 2, 2, *x[0].shape) for x in zip(*examples, strict=True)]
     mesh = Mesh(np.array([device]), ("data",))
     f = jax.jit(in_a_mapped_scan(row.function(size, name), mesh))
     results = f(jax.device_put(stacked, device))
-    for i, j in np.ndindex(2, 2):
-        check(row, jax.tree.map(lambda x, i=i, j=j: x[0, i, j], results), wanted)
+    for number, (i, j) in enumerate(np.ndindex(2, 2)):
+        check(row, jax.tree.map(lambda x, i=i, j=j: x[0, i, j], results), wanted[number])
 
 
 @contextlib.contextmanager

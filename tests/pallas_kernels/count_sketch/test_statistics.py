@@ -82,18 +82,6 @@ def test_unbiased_with_the_variance_of_theory(name: str, hashing: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hashing", ["tiles", "elements"])
-def test_the_error_of_ones_is_k_minus_one_over_c(hashing: str) -> None:
-    on = np.arange(SIZE) % 1024 < 60
-    error = errors(on.astype(float), hashing, 1)
-    expected = (on.sum() - 1) / COLUMNS
-    if hashing == "tiles":
-        # Of 15 other tiles, 12 may share the slot, with probability 1/4.
-        expected = 12 * 60 / COLUMNS
-    assert abs(z_score((error**2).mean(axis=1), expected)) < Z
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hashing", ["tiles", "elements"])
 def test_rows_are_independent(hashing: str) -> None:
     x = SUPPORTS["one sublane of each tile"].astype(float)
     one, three = errors(x, hashing, 1), errors(x, hashing, 3)
@@ -187,12 +175,3 @@ def test_columns_of_elements_are_uniform(stride: int) -> None:
     assert abs(z_of_counts(np.asarray(column[0] * columns + column[1]), columns**2)) < Z
     pairs = np.asarray(column[0][1:] * columns + column[0][:-1])
     assert abs(z_of_counts(np.append(pairs, 0), columns**2)) < Z
-
-
-@pytest.mark.slow
-def test_an_even_number_of_rows_keeps_the_median_unbiased() -> None:
-    # The lower of two independent normal errors is off by -1/sqrt(pi) of their deviation.
-    error = errors(np.ones(SIZE), "elements", 2, "median")
-    assert abs(z_score(error.mean(axis=1), 0)) < Z
-    deviation = math.sqrt((SIZE - 1) / COLUMNS / 2)
-    assert abs(error.std() / deviation - 1) < 0.02

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.quantize import mosaic_gpu, mosaic_tpu, reference
 from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
@@ -105,52 +103,3 @@ def test_every_width(platform: str, case: Case) -> None:
 def test_every_scale(platform: str, scale: float) -> None:
     x = jnp.asarray(oracle.numbers((130,), scale if 0 < scale < np.inf else 1.0))
     assert_equal_to_reference(platform, Case(127, 8), x, scale)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("platform", KERNELS)
-def test_sums_of_workers_in_a_checked_shard_map(platform: str) -> None:
-    """The scale is common, x and the seeds are each worker's own; the mean is typed the same."""
-    kernels, interpret = KERNELS[platform]
-    mesh = jax.make_mesh((2,), ("worker",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(0).uniform(-2, 2, (2, 150)), jnp.float32)
-    seeds = jnp.arange(4, dtype=jnp.uint32).reshape(2, 2)
-
-    def run(module: Any, **interpreted: Any) -> Any:
-        options = {"levels": 3, "bits": 4, **interpreted}
-
-        def worker(x: jax.Array, seeds: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-            codes, rest = module.quantize(x, scale, seeds[0], residual=True, **options)
-            sums = jax.lax.psum(codes, "worker")
-            return rest, module.dequantize(sums, scale, count=2, shape=x.shape, **options)
-
-        specs = {"in_specs": (P("worker"), P("worker"), P()), "out_specs": (P("worker"), P())}
-        return jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(x, seeds, jnp.float32(2))
-
-    rest, means = run(kernels, interpret=interpret)
-    expected_rest, expected = run(reference)
-    np.testing.assert_allclose(rest, expected_rest, atol=2.0**-20)
-    np.testing.assert_array_equal(means, expected)
-    assert np.abs(means - x.reshape(2, 1, 150).mean(axis=0)).max() < 2 / 3
-
-
-@pytest.mark.parametrize("platform", KERNELS)
-def test_distinct_batches(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its own numbers, scale and seeds."""
-    # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.
-    monkeypatch.setattr(mosaic_tpu.pltpu, "CompilerParams", lambda **_: None)
-    kernels, interpret = KERNELS[platform]
-    x = jnp.asarray(oracle.numbers((3, 150), 2.0))
-    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
-
-    def both_ways(module: Any, **interpreted: Any) -> Any:
-        def one(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
-            options = {"levels": 7, "bits": 4, **interpreted}
-            (codes,) = module.quantize(x, scale, seeds, residual=False, **options)
-            return module.dequantize(codes, scale, count=1, shape=x.shape, **options)
-
-        return jax.jit(jax.vmap(one))(x, jnp.array([2.0, 3.0, 0.0]), seeds)
-
-    decoded = both_ways(kernels, interpret=interpret)
-    np.testing.assert_array_equal(decoded, both_ways(reference))
-    assert len(np.unique(np.asarray(decoded), axis=0)) == 3
