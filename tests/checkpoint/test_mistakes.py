@@ -83,6 +83,8 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
             checkpoints.save(9, {**start(), "rate": 0.1})
         with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* of \(3, 5\)"):
             checkpoints.restore(start(), 4)
+        checkpoints.save(9, start())  # Nothing of an error is left.
+        assert checkpoints.restore(start()).step == 9
     empty = Checkpoints(tmp_path_factory.mktemp("empty"))
     with empty, pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         empty.restore(start())

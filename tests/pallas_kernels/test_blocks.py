@@ -99,6 +99,7 @@ def test_batches_of_batches_and_of_nothing() -> None:
     np.testing.assert_array_equal(jax.jit(both)(x, y)[0], x + 10 * y[None])
     assert grids and all(max(grid[:-1], default=0) <= 4 for grid in grids)
     grids.clear()
+    f = in_launches(recorded(grids, (9,)), (9,))
     assert jax.vmap(lambda i: f(y[1], y[0])[0] + i)(jnp.arange(3.0)).shape == (3, 3)
     assert set(grids) == {(9,)}  # What is not batched is untouched.
 

@@ -69,6 +69,7 @@ def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
             assert run["sent"] < 0.02 * measured * 6 * FAMILIES[name].size
 
 
+@pytest.mark.slow
 @counted
 @pytest.mark.parametrize("name", ["noloco"])
 @pytest.mark.parametrize("cluster", [pytest.param((4, 1), id="4x1")], indirect=True)

@@ -41,20 +41,20 @@ def read(folder: Path) -> tuple[dict, list[dict], str]:
 
 
 @pytest.mark.slow
-def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) -> None:
+def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
-    shape = ["--processes", "4", "--devices-per-process", "2"]
-    code, stdout, stderr = run("launch", *shape, "--", *train, str(tmp_path / "four"))
+    shape = ["--processes", "2", "--devices-per-process", "2"]
+    code, stdout, stderr = run("launch", *shape, "--", *train, str(tmp_path / "two"))
     assert (code, stderr) == (0, "")
-    assert "8 workers on cpu, 4 processes" in stdout
+    assert "4 workers on cpu, 2 processes" in stdout
     assert all(line.startswith("[0] ") for line in stdout.splitlines())  # The first alone speaks.
-    assert run(*train, str(tmp_path / "one"), "--devices", "8")[0] == 0
-    (four,) = (tmp_path / "four").iterdir()  # The first alone keeps a record.
+    assert run(*train, str(tmp_path / "one"), "--devices", "4")[0] == 0
+    (two,) = (tmp_path / "two").iterdir()  # The first alone keeps a record.
     (one,) = (tmp_path / "one").iterdir()
-    config, rows, environment = read(four)
+    config, rows, environment = read(two)
     assert config["finished"] and config["distributed"]
-    assert "command: python -m experiments launch --processes 4" in environment
-    assert "processes: 4" in environment and "devices: 8 x cpu" in environment
+    assert "command: python -m experiments launch --processes 2" in environment
+    assert "processes: 2" in environment and "devices: 4 x cpu" in environment
     for row, expected in zip(rows, read(one)[1], strict=True):
         for name in expected.keys() - {"step_milliseconds"}:
             value = expected[name]
@@ -83,18 +83,17 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
     launcher = experiments("launch", "--", "train", *ENDLESS, *keep)
     wait_for(launcher, "[0] step 4:")
-    launcher.send_signal(number)
+    launcher.send_signal(signal.SIGINT)
     code, _, stderr = finish(launcher)
     (folder,) = tmp_path.iterdir()
-    assert code == 128 + number
+    assert code == 128 + signal.SIGINT
     lines = stderr.splitlines()  # JAX may say that it has lost process 0.
     assert f"[0] experiments: interrupted: {folder} is a partial record." in lines
-    assert lines[-1] == f"experiments: interrupted: {number.name} has stopped all processes."
+    assert lines[-1] == "experiments: interrupted: SIGINT has stopped all processes."
     config, rows, _ = read(folder)
     assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
 

@@ -155,23 +155,3 @@ def test_signs_are_fair_and_uncorrelated(signs_of: Callable[[int, int], np.ndarr
         assert (np.abs(lagged) < Z / math.sqrt(size - lag)).all(), lag
     triple = (signs[:, 3072:] * signs[:, 2048:-1024] * signs[:, :-3072]).mean(axis=1)
     assert (np.abs(triple) < Z / math.sqrt(size - 3072)).all()
-
-
-@pytest.mark.parametrize("stride", [1, slow(1000), slow(4096)])
-def test_columns_of_elements_are_uniform(stride: int) -> None:
-    count, columns = 2**17, 96
-    indices = jnp.arange(count) * stride
-    column, sign = count_sketch.locations(indices, SEEDS[1], rows=2, columns=columns)
-
-    def z_of_counts(cells: np.ndarray, number: int) -> float:
-        observed = np.bincount(cells, minlength=number)
-        statistic = ((observed - count / number) ** 2).sum() / (count / number)
-        return float((statistic - (number - 1)) / math.sqrt(2 * (number - 1)))
-
-    for row in range(2):
-        assert abs(z_of_counts(np.asarray(column[row]), columns)) < Z
-        signed = np.asarray(column[row]) * 2 + (np.asarray(sign[row]) > 0)
-        assert abs(z_of_counts(signed, 2 * columns)) < Z
-    assert abs(z_of_counts(np.asarray(column[0] * columns + column[1]), columns**2)) < Z
-    pairs = np.asarray(column[0][1:] * columns + column[0][:-1])
-    assert abs(z_of_counts(np.append(pairs, 0), columns**2)) < Z
