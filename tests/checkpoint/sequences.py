@@ -61,10 +61,6 @@ class Sequence(NamedTuple):
     workers: int
     ops: list[Op]
 
-    def kills(self) -> int:
-        """How often the program is killed."""
-        return sum(op.kind == "kill" for op in self.ops)
-
 
 FAMILIES = (
     [("aggregator", case.name, (4, 3, 2)) for case in CASES]

@@ -1,14 +1,10 @@
 """Does random sequences with checkpoints, and compares with a run without them.
 
-`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on. With
-`SEED --until-killed DIR`, a kill ends the process, and the next start goes on after it.
+`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on.
 """
 
-import argparse
 import functools
 import json
-import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -180,21 +176,6 @@ def run(of: Sequence) -> None:
             program.checkpoints.close()
 
 
-def run_until_killed(of: Sequence, directory: Path) -> None:
-    """Does the operations up to the next kill, and then kills this process."""
-    reached = directory / "reached"
-    first = int(reached.read_text()) if reached.exists() else 0
-    with jax.numpy_dtype_promotion("standard"):
-        program = Program(of, directory / "saves", of.ops[first].workers)
-        for number, op in enumerate(of.ops[first:], first):
-            if op.kind == "kill":
-                program.checkpoints.wait()
-                reached.write_text(str(number + 1))
-                os.kill(os.getpid(), signal.SIGKILL)
-            program.do(op)
-        program.checkpoints.close()
-
-
 def main(first: int, count: int) -> None:
     """Prints a line of JSON per sequence; goes on after a failure, and ends with 1 then."""
     failed = 0
@@ -210,14 +191,4 @@ def main(first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.checkpoint.stress", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("seed", type=int, help="the first seed")
-    parser.add_argument("count", nargs="?", type=int, default=1, help="how many seeds (default 1)")
-    parser.add_argument("--until-killed", type=Path, metavar="DIR", help="one seed, in steps")
-    options = parser.parse_args()
-    if options.until_killed is None:
-        main(options.seed, options.count)
-    else:
-        run_until_killed(sequence(options.seed), options.until_killed)
+    main(int(sys.argv[1]), int(sys.argv[2]))
