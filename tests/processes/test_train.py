@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ SMALL = ["--batch", "64", "--log-every", "4"]
 ENDLESS = [*SMALL, "--steps", "1000000"]
 
 
-def experiments(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+def experiments(*arguments: str, **environment: Any) -> "subprocess.Popen[str]":
     return start("-m", "experiments", *arguments, **environment)
 
 
