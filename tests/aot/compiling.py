@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -69,6 +70,20 @@ def lower_step(tx: Any, loss: Callable[..., Any], mesh: Mesh, params: Any, batch
     opt_state = jax.eval_shape(lambda params: jaxcomm.init(chain, params, mesh), params)
     step = jax.jit(jaxcomm.make_step(loss, chain, mesh), donate_argnums=(0, 1))
     return step.lower(params, opt_state, batch)
+
+
+def compile_quickly(f: Callable[..., Any], arguments: Any, mesh: Mesh, **options: Any) -> Any:
+    """Without autotuning, which needs a GPU that is there."""
+    on_gpu = mesh.devices.flat[0].platform != "tpu"
+    quick: dict[str, Any] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
+    return jax.jit(f).lower(*arguments).compile(compiler_options={**quick, **options})
+
+
+def relu_layers(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A loss of matrices, one after the other by their names."""
+    for name in sorted(params):
+        x = jax.nn.relu(x @ params[name])
+    return jnp.mean(x**2)
 
 
 def collectives(program: str) -> list[list[tuple[str, int]]]:
