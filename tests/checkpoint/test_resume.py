@@ -13,8 +13,8 @@ import jaxcomm
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._gossip import GossipCase, gossip_rows
-from tests.cases._local import LocalCase, local_rows
+from tests.cases._gossip import GOSSIP, GossipCase
+from tests.cases._local import LOCAL, LocalCase
 from tests.checkpoint.sequences import Event
 from tests.checkpoint.stress import Method, batch_of, given
 from tests.checkpoint.trees import assert_equal
@@ -51,16 +51,14 @@ def check_row(family: str, name: str, directory: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [case if case.name == "matcha" else slow(case) for case in gossip_rows(WORKERS)],
-    ids=repr,
+    "case", [case if case.name == "matcha" else slow(case) for case in GOSSIP], ids=repr
 )
 def test_gossip(case: GossipCase, tmp_path: pathlib.Path) -> None:
     check_row("gossip", case.name, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", local_rows(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LOCAL, ids=lambda case: case.name)
 def test_local_steps(case: LocalCase, tmp_path: pathlib.Path) -> None:
     """In the middle of a period."""
     check_row("local", case.name, tmp_path)
