@@ -81,3 +81,19 @@ def eight_h200() -> Mesh:
 def h200() -> Mesh:
     """A mesh of one H200."""
     return gpu_mesh((1,), ("data",))
+
+
+@pytest.fixture
+def ptx(h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder where Mosaic writes its PTX."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def machine_code(ptx: pathlib.Path) -> pathlib.Path:
+    """The same, where it can be disassembled."""
+    if shutil.which("nvdisasm") is None:
+        pytest.skip("no CUDA compiler: there is no nvdisasm on PATH")
+    return ptx

@@ -12,7 +12,7 @@ from pallas_kernels._dispatch import Implementation
 from pallas_kernels._measurements import Measured, use
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
-from tests.aot.compiling import WHOLE, compile_row, first_of_each_op
+from tests.aot.compiling import WHOLE, compile_row, dumped, first_of_each_op
 from tests.aot.test_gpu_kernels import check
 
 H200, V5E = _dispatch.Device("cuda", "NVIDIA H200"), _dispatch.Device("tpu", "TPU v5 lite")
@@ -51,15 +51,6 @@ def test_on_tpu(row: Row, variant: Variant, chip: Mesh) -> None:
 
 
 @pytest.mark.parametrize(("row", "variant"), cases(H200, "mosaic_gpu"), ids=name)
-def test_on_gpu(
-    row: Row,
-    variant: Variant,
-    h200: Mesh,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    dumped = {"xla_dump_to": str(tmp_path), "xla_dump_emitter_re": ".*"}
-    assert "mosaic_gpu" in compiled_text(row, variant, h200, **dumped)
-    check(tmp_path, row.exact)
+def test_on_gpu(row: Row, variant: Variant, h200: Mesh, ptx: pathlib.Path) -> None:
+    assert "mosaic_gpu" in compiled_text(row, variant, h200, **dumped(ptx))
+    check(ptx, row.exact)

@@ -21,7 +21,7 @@ from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from pallas_kernels._dispatch import Implementation
-from tests.aot.compiling import compile_for
+from tests.aot.compiling import compile_for, lower_step
 from tests.aot.conftest import gpu_mesh, tpu_mesh
 from tests.aot.test_tpu_costs import IN_HBM
 
@@ -104,17 +104,14 @@ def test_the_sum_is_not_written(device: str, implementation: Implementation, bit
 
 
 def step_of(tx: optax.GradientTransformation, mesh: Mesh) -> dict[str, float]:
-    """The passes of a step of one layer, whose parameters and state are donated."""
-    tx = optax.chain(tx, optax.sgd(0.1))
+    """The passes of a step of one layer."""
     params = {"layer": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
-    opt_state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), params)
 
     def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
         return jnp.mean(jnp.tanh(batch @ params["layer"]) ** 2)
 
-    step = jax.jit(jaxcomm.make_step(loss, tx, mesh), donate_argnums=(0, 1))
     batch = jax.ShapeDtypeStruct((mesh.size * 16, SIDE), jnp.float32)
-    return passes(step.lower(params, opt_state, batch).compile().as_text())
+    return passes(lower_step(tx, loss, mesh, params, batch).compile().as_text())
 
 
 def test_a_step_on_gpus(eight_h200: Mesh) -> None:

@@ -1,17 +1,18 @@
 """Weights in slices on eight GPUs and eight TPUs: what travels has the width of its codec."""
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.training import fully_sharded_value_and_grad
-from tests.aot.test_sharded_step import sizes
+from tests.aot.compiling import collectives, placed
 
 SIDE, HIDDEN, ROWS = 256, 1024, 8
 SIZE = SIDE * HIDDEN
@@ -28,9 +29,6 @@ def compile_step(mesh: Mesh, codec: Any) -> Any:
     specs = {"up": P(None, entry), "down": P(entry), "bias": P()}
     shapes = {"up": (SIDE, HIDDEN), "down": (HIDDEN, SIDE), "bias": (HIDDEN,)}
 
-    def placed(shape: tuple[int, ...], dtype: Any, spec: P) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-
     function = fully_sharded_value_and_grad(
         loss, mesh, specs, axis_name=axes, push=codec, pull=codec
     )
@@ -41,14 +39,14 @@ def compile_step(mesh: Mesh, codec: Any) -> Any:
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    params = {name: placed(shape, jnp.float32, specs[name]) for name, shape in shapes.items()}
-    moments = {name: params[name] for name in params}
+    floats = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    params = placed(floats, mesh, specs)
     state = jax.eval_shape(tx.init, params)
-    count = placed((), jnp.int32, P())
-    state = (state[0]._replace(count=count, mu=moments, nu=moments), *state[1:])
+    count = placed(state[0].count, mesh, P())
+    state = (state[0]._replace(count=count, mu=params, nu=params), *state[1:])
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    key = placed(key.shape, key.dtype, P())
-    x = placed((8 * ROWS, SIDE), jnp.float32, P(axes))
+    x = placed(jax.ShapeDtypeStruct((8 * ROWS, SIDE), jnp.float32), mesh, P(axes))
+    key = placed(key, mesh, P())
     with jax.numpy_dtype_promotion("standard"):
         return jax.jit(step).lower(params, state, x, key).compile()
 
@@ -59,7 +57,7 @@ def test_a_step_sends_codes_and_keeps_slices(
     devices: str, codec: Any, request: pytest.FixtureRequest
 ) -> None:
     compiled = compile_step(request.getfixturevalue(devices), codec)
-    found = sizes(compiled.as_text())
+    found = [*itertools.chain(*collectives(compiled.as_text()))]
     floats = [size for dtype, size in found if dtype in ("f32", "bf16")]
     wide = [size for dtype, size in found if dtype in ("u32", "s32")]
     assert max(floats, default=0) <= HIDDEN + 8  # The leaf that stays whole, and the loss.

@@ -6,8 +6,6 @@ read by nvdisasm, which is on PyPI (nvidia-cuda-nvdisasm) and needs no GPU.
 
 import pathlib
 import re
-import shutil
-import subprocess
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels import block_float, count_sketch
 from pallas_kernels.count_sketch import tiling
-from tests.aot.compiling import RAGGED, WHOLE, compile_for
+from tests.aot.compiling import RAGGED, WHOLE, compile_for, disassembled
 
 ROWS, COLUMNS = 3, 2**17
 ELEMENTS = 8  # Of a thread, in a block of `decode`, or in a step of the loop of `encode`.
@@ -58,30 +56,17 @@ def read(text: str) -> Code:
 
 def code_of(folder: pathlib.Path) -> Code:
     """The only kernel of Mosaic in `folder`."""
-    (ptx,) = [file for file in folder.rglob("*.ptx") if ".entry" in file.read_text()]
-    target = re.search(r"^\.target (\w+)", ptx.read_text(), re.MULTILINE)
-    assert target is not None
-    cubin = ptx.with_suffix(".cubin")
-    subprocess.run(["ptxas", f"-arch={target[1]}", "-o", cubin, ptx], check=True)
-    said = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True)
-    return read(said.stdout)
-
-
-@pytest.fixture
-def folder(h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Where Mosaic writes its PTX."""
-    if shutil.which("nvdisasm") is None:
-        pytest.skip("no CUDA compiler: there is no nvdisasm on PATH")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    return tmp_path
+    (text,) = disassembled(folder)
+    return read(text)
 
 
 SEEDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
-def test_encode_takes_17_an_element_and_row(size: int, h200: Mesh, folder: pathlib.Path) -> None:
+def test_encode_takes_17_an_element_and_row(
+    size: int, h200: Mesh, machine_code: pathlib.Path
+) -> None:
     def encode(x: jax.Array, seeds: jax.Array) -> jax.Array:
         options = {"rows": ROWS, "columns": COLUMNS}
         return count_sketch.encode(x, seeds, **options, implementation="mosaic_gpu")
@@ -89,7 +74,7 @@ def test_encode_takes_17_an_element_and_row(size: int, h200: Mesh, folder: pathl
     compiled = compile_for(h200, encode, (jax.ShapeDtypeStruct((size,), jnp.float32), SEEDS))
     # Partial tables: no copy of the array, of whatever size.
     assert compiled.memory_analysis().temp_size_in_bytes <= 3 * ROWS * COLUMNS * 4 + 2**14
-    code = code_of(folder)
+    code = code_of(machine_code)
     loops = [code.arithmetic(*loop) for loop in code.loops if "FADD" in code.opcodes[slice(*loop)]]
     assert loops and 5 < max(loops) <= 17
     within = max(code.loops, key=lambda loop: code.arithmetic(*loop))
@@ -99,7 +84,9 @@ def test_encode_takes_17_an_element_and_row(size: int, h200: Mesh, folder: pathl
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
 @pytest.mark.parametrize(("estimate", "most"), [("median", 51), ("mean", 43)])
-def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib.Path) -> None:
+def test_decode(
+    estimate: str, most: int, size: int, h200: Mesh, machine_code: pathlib.Path
+) -> None:
     def decode(table: jax.Array, seeds: jax.Array) -> jax.Array:
         options: dict[str, Any] = {"shape": (size,), "estimate": estimate}
         return count_sketch.decode(table, seeds, **options, implementation="mosaic_gpu")
@@ -108,7 +95,7 @@ def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib
         h200, decode, (jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32), SEEDS)
     )
     assert compiled.memory_analysis().temp_size_in_bytes <= 2**14  # The rest is not copied.
-    code = code_of(folder)
+    code = code_of(machine_code)
     assert 15 < code.arithmetic() <= most
     copies = sum(opcode.startswith("UBLKCP") for opcode in code.opcodes)
     assert copies == ROWS  # One of each row.
@@ -128,7 +115,12 @@ def test_decode(estimate: str, most: int, size: int, h200: Mesh, folder: pathlib
     ],
 )
 def test_block_float(
-    dtype: Any, block_size: int, stochastic: bool, most: float, h200: Mesh, folder: pathlib.Path
+    dtype: Any,
+    block_size: int,
+    stochastic: bool,
+    most: float,
+    h200: Mesh,
+    machine_code: pathlib.Path,
 ) -> None:
     def encode(x: jax.Array, seeds: jax.Array) -> Any:
         options: dict[str, Any] = {"dtype": dtype, "block_size": block_size}
@@ -137,7 +129,7 @@ def test_block_float(
 
     # Mosaic writes the PTX of a program once, and other tests compile that of WHOLE.
     compile_for(h200, encode, (jax.ShapeDtypeStruct((2 * WHOLE,), jnp.float32), SEEDS))
-    code = code_of(folder)
+    code = code_of(machine_code)
     assert 0.75 * most < code.arithmetic() <= most
     # Of a thread and its 8 numbers: two loads of 16 bytes, two stores of 4.
     assert sum(opcode.startswith("LD.E.128") for opcode in code.opcodes) == 2

@@ -6,8 +6,6 @@ before machine code that a machine without a GPU and its disassembler can show.
 
 import pathlib
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 
 import jax
@@ -19,9 +17,12 @@ from pallas_kernels.arg_specs import ROWS, Row
 from tests.aot.compiling import (
     RAGGED,
     WHOLE,
+    assembled,
     compile_for,
     compile_row,
+    dumped,
     first_of_each_op,
+    ptx_of,
     temporary_bytes,
 )
 
@@ -32,17 +33,12 @@ INEXACT = re.compile(r"\b(?:div\.full|div\.approx|rcp\.approx|fma\.rn\.f32)\b|\.
 
 def spilled(ptx: pathlib.Path) -> list[int]:
     """Bytes that each kernel in a file stores in memory and loads back for want of registers."""
-    target = re.search(r"^\.target (\w+)", ptx.read_text(), re.MULTILINE)
-    assert target is not None
-    ptxas = [str(shutil.which("ptxas")), "-v", f"-arch={target[1]}", "-o", "/dev/null", str(ptx)]
-    said = subprocess.run(ptxas, capture_output=True, text=True, check=True).stderr
-    return [int(number) for number in re.findall(r"(\d+) bytes spill", said)]
+    return [int(number) for number in re.findall(r"(\d+) bytes spill", assembled(ptx)[1])]
 
 
 def check(folder: pathlib.Path, exact: bool) -> None:
     """No compare-and-swap loop and no spill in any PTX of `folder`; if `exact`, all is IEEE 754."""
-    # Some hold constants alone, or nothing.
-    written = [ptx for ptx in folder.rglob("*.ptx") if ".entry" in ptx.read_text()]
+    written = ptx_of(folder)
     assert not any(COMPARE_AND_SWAP.search(ptx.read_text()) for ptx in written)
     assert not exact or not any(INEXACT.search(ptx.read_text()) for ptx in written)
     spills = [number for ptx in written for number in spilled(ptx)]
@@ -52,16 +48,11 @@ def check(folder: pathlib.Path, exact: bool) -> None:
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if "mosaic_gpu" in row.kernels], ids=lambda row: row.label
 )
-def test_a_kernel(
-    row: Row, h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
-    dumped = {"xla_dump_to": str(tmp_path), "xla_dump_emitter_re": ".*"}
-    compiled = compile_row(row, WHOLE, h200, "mosaic_gpu", **dumped)
+def test_a_kernel(row: Row, h200: Mesh, ptx: pathlib.Path) -> None:
+    compiled = compile_row(row, WHOLE, h200, "mosaic_gpu", **dumped(ptx))
     assert "mosaic_gpu" in compiled.as_text()
     assert temporary_bytes(compiled) <= row.temporaries
-    check(tmp_path, row.exact)
+    check(ptx, row.exact)
 
 
 @pytest.mark.parametrize("row", first_of_each_op("mosaic_gpu"), ids=lambda row: row.label)
@@ -72,8 +63,7 @@ def test_padding_costs_at_most_a_copy(row: Row, h200: Mesh) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_a_reference(row: Row, h200: Mesh, tmp_path: pathlib.Path) -> None:
-    dumped = {"xla_dump_to": str(tmp_path), "xla_dump_emitter_re": ".*"}
-    compile_row(row, RAGGED, h200, "reference", **dumped)
+    compile_row(row, RAGGED, h200, "reference", **dumped(tmp_path))
     check(tmp_path, row.exact)
 
 
@@ -87,7 +77,7 @@ def test_what_is_looked_for_is_found(h200: Mesh, tmp_path: pathlib.Path) -> None
             jax.ShapeDtypeStruct((2**16,), jnp.int32),
             jax.ShapeDtypeStruct((2**16,), dtype),
         )
-        compile_for(h200, f, arguments, xla_dump_to=str(folder), xla_dump_emitter_re=".*")
+        compile_for(h200, f, arguments, **dumped(folder))
         text = "".join(ptx.read_text() for ptx in folder.rglob("*.ptx"))
         return "atom" in text, COMPARE_AND_SWAP.search(text) is not None
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from pallas_kernels.arg_specs import Row
-from tests.aot.compiling import compile_for, first_of_each_op
+from tests.aot.compiling import compile_for, first_of_each_op, ptx_of
 
 BATCH, SIZE = 16, 2**28
 BLOCK = re.compile(r"mov\.u32\s+(%r\d+), %ctaid\.([yz]);")
@@ -32,18 +32,14 @@ def narrowly_multiplied(ptx: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", first_of_each_op("mosaic_gpu"), ids=lambda row: row.label)
-def test_batches_of_more_than_int32(
-    row: Row, h200: Mesh, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+def test_batches_of_more_than_int32(row: Row, h200: Mesh, ptx: pathlib.Path) -> None:
     one = jax.eval_shape(lambda: row.arguments(SIZE))
     batch = [jax.ShapeDtypeStruct((BATCH, *x.shape), x.dtype) for x in one]
     compile_for(h200, jax.vmap(row.function(SIZE, "mosaic_gpu")), batch)
-    (ptx,) = [text for file in tmp_path.rglob("*.ptx") if ".entry" in (text := file.read_text())]
+    text = ptx_of(ptx)[0].read_text()
     # In elements, or in bytes of float32: BATCH of them are beyond 2**31.
-    assert wide_factors(ptx) & {SIZE, 4 * SIZE}
-    assert not narrowly_multiplied(ptx)
+    assert wide_factors(text) & {SIZE, 4 * SIZE}
+    assert not narrowly_multiplied(text)
 
 
 def test_what_is_looked_for() -> None:

@@ -10,22 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import wire
 from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step
+from tests.aot.compiling import compile_quickly, placed, relu_layers
 
 LAYERS, SIDE, ROWS = 4, 2048, 512
 PERIOD, OVERLAP = 4, 2
-
-
-def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    for name in sorted(params):
-        x = jax.nn.relu(x @ params[name])
-    return jnp.mean(x**2)
 
 
 def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
@@ -42,16 +37,11 @@ def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
     params = {f"w{number}": shape for number in range(LAYERS)}
     own = jax.eval_shape(lambda params: jaxcomm.replicate(params, 8), params)
     state = jax.eval_shape(lambda params: jaxcomm.init(tx, params, mesh), own)
-    args = jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        (own, state),
-        jaxcomm.state_specs((own, state)),
-    )
-    batches = jax.ShapeDtypeStruct(
-        (PERIOD, 8 * ROWS, SIDE), jnp.float32, sharding=NamedSharding(mesh, P(None, "data"))
-    )
-    whole = jaxcomm.make_step(loss, tx, mesh, metrics="own")
-    apart = make_overlapped_step(loss, tx, mesh)
+    args = placed((own, state), mesh, jaxcomm.state_specs((own, state)))
+    batches = jax.ShapeDtypeStruct((PERIOD, 8 * ROWS, SIDE), jnp.float32)
+    batches = placed(batches, mesh, P(None, "data"))
+    whole = jaxcomm.make_step(relu_layers, tx, mesh, metrics="own")
+    apart = make_overlapped_step(relu_layers, tx, mesh)
 
     def run(params: Any, state: Any, batches: jax.Array) -> Any:
         for number in range(PERIOD):
@@ -59,9 +49,7 @@ def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
             params, state, _ = step(params, state, batches[number])
         return params, state
 
-    on_gpu = mesh.devices.flat[0].platform != "tpu"
-    quick: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
-    return jax.jit(run).lower(*args, batches).compile(compiler_options={**quick, **options})
+    return compile_quickly(run, (*args, batches), mesh, **options)
 
 
 def large(program: Any) -> list[Any]:

@@ -17,6 +17,7 @@ import jaxcomm
 from jaxcomm import scheduling, wire
 from jaxcomm.compression import quantizers
 from jaxcomm.wire._overlap import OverlapReport
+from tests.aot.compiling import compile_quickly, placed, relu_layers
 
 LAYERS, SIDE, ROWS = 24, 2048, 512  # 100,663,296 parameters.
 # A bucket of 128 MiB must be one message, and XLA combines at most 30 MiB by default.
@@ -29,42 +30,29 @@ METHODS = {
 }
 
 
-def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    for name in sorted(params):
-        x = jax.nn.relu(x @ params[name])
-    return jnp.mean(x**2)
-
-
 def report(mesh: Mesh, tx: Any, **options: str | bool) -> OverlapReport:
     chain = optax.chain(tx, optax.sgd(0.1))
-    whole = NamedSharding(mesh, P())
-    shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=whole)
+    shape = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32, sharding=NamedSharding(mesh, P()))
     params = {f"w{number:02d}": shape for number in range(LAYERS)}
     state = jax.eval_shape(lambda p: jaxcomm.init(chain, p, mesh), params)
-    state = jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        state,
-        jaxcomm.state_specs(state),
-    )
-    rows = NamedSharding(mesh, P("data"))
-    batch = jax.ShapeDtypeStruct((8 * ROWS, SIDE), jnp.float32, sharding=rows)
-    step = jaxcomm.make_step(loss, chain, mesh, metrics="own")
-    on_gpu = mesh.devices.flat[0].platform != "tpu"
-    quick: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if on_gpu else {}
-    lowered = jax.jit(step).lower(params, state, batch)
-    return wire.overlap_report(lowered.compile(compiler_options={**quick, **options}))
+    state = placed(state, mesh, jaxcomm.state_specs(state))
+    batch = placed(jax.ShapeDtypeStruct((8 * ROWS, SIDE), jnp.float32), mesh, P("data"))
+    step = jaxcomm.make_step(relu_layers, chain, mesh, metrics="own")
+    compiled = compile_quickly(step, (params, state, batch), mesh, **options)
+    found = wire.overlap_report(compiled)
+    print(found)
+    return found
 
 
-def grouped(method: str, layers: int) -> Any:
+def grouped(method: str, layers: int, **options: bool) -> Any:
     names = [f"['w{number:02d}']" for number in reversed(range(LAYERS))]
     plan = [names[i : i + layers] for i in range(0, LAYERS, layers)]
-    return scheduling.wait_free(METHODS[method](), plan=plan)
+    return scheduling.wait_free(METHODS[method](), plan=plan, **options)
 
 
 @pytest.mark.parametrize("method", ["mean", "global_qsgd"])
 def test_summed_codecs_overlap_on_gpus(method: str, eight_h200: Mesh) -> None:
     found = report(eight_h200, grouped(method, 8), **COMBINE)
-    print(found)
     assert found.share >= 0.6
 
 
@@ -84,10 +72,7 @@ def test_at_the_default_threshold(eight_h200: Mesh) -> None:
 
 def test_without_order_small_messages_merge(eight_h200: Mesh) -> None:
     """XLA combines the norms of all groups in one message, which waits for the last of them."""
-    names = [f"['w{number:02d}']" for number in reversed(range(LAYERS))]
-    plan = [names[i : i + 6] for i in range(0, LAYERS, 6)]
-    tx = scheduling.wait_free(jaxcomm.global_qsgd(), plan=plan, ordered=False)
-    found = report(eight_h200, tx)
+    found = report(eight_h200, grouped("global_qsgd", 6, ordered=False))
     assert found.share < 0.1
 
 
@@ -95,7 +80,6 @@ def test_without_order_small_messages_merge(eight_h200: Mesh) -> None:
 def test_old_gradients_overlap_without_groups(method: str, eight_h200: Mesh) -> None:
     """What is sent is in the state, so it overlaps with the forward pass as well."""
     found = report(eight_h200, jaxcomm.delayed(METHODS[method]()), **COMBINE)
-    print(found)
     assert found.share >= 0.9
 
 
@@ -103,7 +87,6 @@ def test_old_gradients_overlap_without_groups(method: str, eight_h200: Mesh) -> 
 def test_low_rank_overlaps_in_its_first_bucket_only(eight_h200: Mesh) -> None:
     """XLA moves the rest of the backward pass beside the first factor; the others come after it."""
     found = report(eight_h200, grouped("power_sgd", 12))
-    print(found)
     first, second = found.overlaps[:2]
     assert first.share >= 0.9
     assert second.share >= 0.9
@@ -114,7 +97,6 @@ def test_low_rank_overlaps_in_its_first_bucket_only(eight_h200: Mesh) -> None:
 def test_two_stages_on_gpus(eight_h200: Mesh) -> None:
     """The first exchanges overlap; all-to-alls are asynchronous since JAX 0.12."""
     found = report(eight_h200, grouped("two_stage", 8))
-    print(found)
     kinds = {each.kind for each in found.overlaps if each.bytes > 2**20}
     assert kinds == {"all-to-all", "all-gather"}
 
@@ -131,7 +113,6 @@ def test_a_flag_makes_all_to_alls_asynchronous_on_tpus(eight_chips: Mesh) -> Non
     before = report(eight_chips, tx)
     assert not any(each.asynchronous for each in before.overlaps)
     found = report(eight_chips, tx, xla_tpu_enable_async_all_to_all=True)
-    print(found)
     rows = [each for each in found.overlaps if each.kind == "all-to-all"]
     assert all(each.asynchronous for each in rows)
     assert rows[0].share > 0.5

@@ -1,18 +1,17 @@
 """A step beside sharded parameters, on eight GPUs and eight TPUs: shards stay where they are."""
 
-import math
-import re
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from tests.aot.test_tpu_step import COLLECTIVE
+from tests.aot.compiling import collectives, placed
 
 SIDE, HIDDEN, ROWS = 256, 1024, 8
 SPECS = {"up": P(None, "model"), "down": P("model", None), "bias": P("model"), "scale": P()}
@@ -28,31 +27,14 @@ def loss(params: Any, x: jax.Array) -> jax.Array:
 
 def compile_step(aggregator: Any, mesh: Mesh) -> Any:
     tx = optax.chain(aggregator, optax.sgd(0.1, momentum=0.9))
-    params = {
-        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, SPECS[name]))
-        for name, shape in SHAPES.items()
-    }
-    placed = lambda tree, specs: jax.tree.map(  # noqa: E731
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        tree,
-        specs,
-    )
+    floats = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    params = placed(floats, mesh, SPECS)
     state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, mesh, shard_axes="model"), params)
     specs = jaxcomm.state_specs(state)
     specs = (specs[0], (specs[1][0]._replace(trace=SPECS), *specs[1][1:]))
     step = jaxcomm.make_step(loss, tx, mesh, shard_axes="model")
-    batch = placed(jax.ShapeDtypeStruct((2 * ROWS, SIDE), jnp.float32), P("data"))
-    return jax.jit(step).lower(params, placed(state, specs), batch).compile()
-
-
-def sizes(program: str) -> list[tuple[str, int]]:
-    """The dtype and the number of elements of each result of each collective."""
-    text = re.sub(r"/\*.*?\*/", "", program)
-    return [
-        (dtype, math.prod(map(int, filter(None, shape.split(",")))))
-        for result in COLLECTIVE.findall(text)
-        for dtype, shape in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result)
-    ]
+    batch = placed(jax.ShapeDtypeStruct((2 * ROWS, SIDE), jnp.float32), mesh, P("data"))
+    return jax.jit(step).lower(params, placed(state, mesh, specs), batch).compile()
 
 
 @pytest.mark.parametrize("method", ["qsgd", "top_k", "power_sgd"])
@@ -68,7 +50,7 @@ def test_shards_stay_where_they_are(
         "power_sgd": lambda: jaxcomm.power_sgd(rank=2),
     }[method]()
     compiled = compile_step(jaxcomm.shard_local(aggregator, SPECS), mesh)
-    found = sizes(compiled.as_text())
+    found = [*itertools.chain(*collectives(compiled.as_text()))]
     assert found
     floats = [size for dtype, size in found if dtype in ("f32", "bf16")]
     assert max(floats) <= max(ACTIVATIONS, 2 * 3 * (SIDE + HIDDEN // 4))

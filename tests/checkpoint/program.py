@@ -10,7 +10,7 @@ from jaxcomm import launch
 
 STEPS = 6
 SAVED = 3
-FAMILIES = ["gathered", "two_stage", "sharded_server", "power_sgd", "local", "gossip"]
+FAMILIES = ["sharded_server", "power_sgd", "local", "gossip"]
 
 
 def method(name: str, workers: int) -> tuple[Any, bool]:
@@ -26,8 +26,6 @@ def method(name: str, workers: int) -> tuple[Any, bool]:
     codec = error_feedback(top_k(k=3))
     adam = optax.adam(0.1)
     return {
-        "gathered": lambda: (optax.chain(jaxcomm.all_gather_mean(codec), adam), False),
-        "two_stage": lambda: (optax.chain(jaxcomm.two_stage_mean(codec), adam), False),
         "sharded_server": lambda: (jaxcomm.sharded_server(adam, codec, codec), False),
         "power_sgd": lambda: (optax.chain(jaxcomm.power_sgd(rank=1), adam), False),
         "local": lambda: (optax.chain(jaxcomm.per_worker(adam), local_sgd(2)), True),

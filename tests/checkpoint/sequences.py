@@ -14,7 +14,6 @@ from tests.cases._local import LOCAL
 
 KEEP = 3
 SHARED = 4  # So many seeds, one after the other, have one method, whose steps compile once.
-ERRORS = 0.16  # The part of sequences that make one mistake.
 
 
 class Event(NamedTuple):
@@ -40,7 +39,7 @@ class Op(NamedTuple):
     """What a program does.
 
     Attributes:
-      kind: "step", "save", "kill", "restore" or "resize", or the name of a mistake.
+      kind: "step", "save", "kill", "restore" or "resize".
       history: Afterwards.
       workers: Afterwards.
       steps: The checkpoints that there are afterwards.
@@ -62,23 +61,6 @@ class Sequence(NamedTuple):
     workers: int
     ops: list[Op]
 
-    def errs(self) -> bool:
-        """Whether it makes a mistake, which must be a documented error and change nothing."""
-        return any(op.kind in MISTAKES for op in self.ops)
-
-    def kills(self) -> int:
-        """How often the program is killed."""
-        return sum(op.kind == "kill" for op in self.ops)
-
-
-MISTAKES = {
-    "save the same step": ("ValueError", "must be above"),
-    "restore a step that is not there": ("FileNotFoundError", "There is no checkpoint of step"),
-    "restore another method": ("CheckpointError", "of another model, method or version"),
-    "save another method": ("CheckpointError", "of another model, method or version"),
-    "restore other workers": ("CheckpointError", "pass `tx` and `workers`"),
-}
-"""The type of the error, and a part of its message."""
 
 FAMILIES = (
     [("aggregator", case.name, (4, 3, 2)) for case in CASES]
@@ -140,26 +122,14 @@ class _Generator:
                 self.history += (Event("resize", max(self.saved), self.workers),)
             self.add("restore")
 
-    def mistake(self) -> None:
-        possible = ["restore a step that is not there"]
-        if self.saved:
-            possible += ["save the same step", "restore another method"]
-            possible += ["save another method"]
-            if self.family != "aggregator":  # Not all of those have state that differs by worker.
-                possible += 12 * ["restore other workers"]
-        self.add(self.draw.choice(possible))
-
 
 def sequence(seed: int) -> Sequence:
     """A random sequence of 8 to 16 operations that ends with a step."""
     it = _Generator(seed)
     length = it.draw.randint(8, 16)
-    errs_at = it.draw.randrange(4, length) if it.draw.random() < ERRORS else -1
     workers = it.workers
     it.step()
-    for number in range(length):
-        if number == errs_at:
-            it.mistake()
+    for _ in range(length):
         kinds = [it.step, it.save, it.kill, it.resize]
         it.draw.choices(kinds, [6, 5, 2, 1])[0]()
     it.step()

@@ -1,14 +1,10 @@
 """Does random sequences with checkpoints, and compares with a run without them.
 
-`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on. With
-`SEED --until-killed DIR`, a kill ends the process, and the next start goes on after it.
+`python -m tests.checkpoint.stress SEED COUNT` does those of COUNT seeds from SEED on.
 """
 
-import argparse
 import functools
 import json
-import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,15 +16,14 @@ import numpy as np
 import optax
 
 import jaxcomm
-from jaxcomm.checkpoint import CheckpointError, Checkpoints
+from jaxcomm.checkpoint import Checkpoints
 from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL
-from tests.checkpoint.sequences import KEEP, MISTAKES, Event, History, Op, Sequence, sequence
+from tests.checkpoint.sequences import KEEP, Event, History, Op, Sequence, sequence
 from tests.checkpoint.trees import assert_equal
 
 SHAPES = {"bias": (2,), "kernel": (6, 2)}
-ERRORS = (ValueError, FileNotFoundError, CheckpointError)
 
 
 def given(loss_fn: Any, params: Any, batch: Any) -> Any:
@@ -131,42 +126,9 @@ class Program:
         assert restored.position == {"sample": restored.step}
         self.state = restored.state
 
-    def mistake(self, kind: str) -> None:
-        """Does it; the caller expects an error."""
-        it = self.method()
-        other = {"params": it.start()["params"], "opt_state": optax.EmptyState()}
-        {
-            "save the same step": lambda: self.checkpoints.save(
-                max(self.checkpoints.steps), self.state
-            ),
-            "restore a step that is not there": lambda: self.checkpoints.restore(it.start(), 999),
-            "restore another method": lambda: self.checkpoints.restore(
-                {**other, "opt_state": jnp.ones(3)}
-            ),
-            "save another method": lambda: self._fresh().save(
-                10**6, {**other, "opt_state": jnp.ones(3)}
-            ),
-            "restore other workers": lambda: self.checkpoints.restore(self.method(16).start()),
-        }[kind]()
-
-    def _fresh(self) -> Checkpoints:
-        """As of a program that has not saved yet."""
-        self.checkpoints.close()
-        self.checkpoints = Checkpoints(self.directory, keep=KEEP)
-        return self.checkpoints
-
     def do(self, op: Op) -> None:
         """Does one operation, and checks what it must come to."""
-        if op.kind in MISTAKES:
-            kind, message = MISTAKES[op.kind]
-            try:
-                self.mistake(op.kind)
-            except ERRORS as error:
-                assert (type(error).__name__, message in str(error)) == (kind, True), repr(error)
-                assert "\n" not in str(error)
-            else:
-                raise AssertionError(f"{op.kind}: no error")
-        elif op.kind == "step":
+        if op.kind == "step":
             self.state = self.method().step(self.state, op.history[-1])
         elif op.kind == "save":
             done = op.steps[-1]
@@ -178,7 +140,7 @@ class Program:
         else:
             self.workers = op.workers
             self.state = self.method().resize(self.state)
-        if op.kind in ("restore", "kill") or op.kind in MISTAKES or op is self.of.ops[-1]:
+        if op.kind in ("restore", "kill") or op is self.of.ops[-1]:
             self.checkpoints.wait()
             assert self.checkpoints.steps == op.steps, (self.checkpoints.steps, op.steps)
             assert_equal(self.state, self.expected(op.history))
@@ -214,21 +176,6 @@ def run(of: Sequence) -> None:
             program.checkpoints.close()
 
 
-def run_until_killed(of: Sequence, directory: Path) -> None:
-    """Does the operations up to the next kill, and then kills this process."""
-    reached = directory / "reached"
-    first = int(reached.read_text()) if reached.exists() else 0
-    with jax.numpy_dtype_promotion("standard"):
-        program = Program(of, directory / "saves", of.ops[first].workers)
-        for number, op in enumerate(of.ops[first:], first):
-            if op.kind == "kill":
-                program.checkpoints.wait()
-                reached.write_text(str(number + 1))
-                os.kill(os.getpid(), signal.SIGKILL)
-            program.do(op)
-        program.checkpoints.close()
-
-
 def main(first: int, count: int) -> None:
     """Prints a line of JSON per sequence; goes on after a failure, and ends with 1 then."""
     failed = 0
@@ -238,20 +185,10 @@ def main(first: int, count: int) -> None:
             run(of)
         except AssertionError as found:
             error, failed = str(found), failed + 1
-        line = {"seed": seed, "method": of.name, "errs": of.errs(), "failed": error}
-        print(json.dumps({**line, "ops": len(of.ops)}), flush=True)
+        line = {"seed": seed, "method": of.name, "ops": len(of.ops), "failed": error}
+        print(json.dumps(line), flush=True)
     sys.exit(failed > 0)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.checkpoint.stress", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("seed", type=int, help="the first seed")
-    parser.add_argument("count", nargs="?", type=int, default=1, help="how many seeds (default 1)")
-    parser.add_argument("--until-killed", type=Path, metavar="DIR", help="one seed, in steps")
-    options = parser.parse_args()
-    if options.until_killed is None:
-        main(options.seed, options.count)
-    else:
-        run_until_killed(sequence(options.seed), options.until_killed)
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,31 +1,18 @@
 """Four real processes save; four others go on bit for bit, and three others with means."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from tests.checkpoint.program import FAMILIES
+from tests.checkpoint.running import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
 def run(folder: pathlib.Path, phase: str, processes: int) -> list[dict[str, str]]:
-    words = ["--processes", str(processes), "--", "-m", "tests.checkpoint.program"]
-    root = pathlib.Path(__file__).parents[2]
-    flags = " ".join(f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f)
-    ran = subprocess.run(
-        [sys.executable, "-m", "jaxcomm.launch", *words, str(folder), phase],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    launch(f"--processes {processes}", "program", folder, phase)
     return [json.loads((folder / f"{phase}-{p}.json").read_text()) for p in range(processes)]
 
 

@@ -1,58 +1,28 @@
-"""200 random sequences of steps, saves, kills, restores and changes of the workers."""
+"""120 random sequences of steps, saves, kills, restores and changes of the workers."""
 
 import json
-import os
-import pathlib
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from tests.checkpoint.sequences import MISTAKES, sequence
+from tests.checkpoint.running import run
+from tests.checkpoint.sequences import sequence
 
-SEQUENCES = 200
+SEQUENCES = 120
 TOGETHER = 40
 SECONDS = 30  # For each sequence, on a busy machine.
-REAL = [seed for seed in range(SEQUENCES) if sequence(seed).kills() == 2][:6]
 
 
-def stress(seed: int, *what: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
-    flags += ["--xla_force_host_platform_device_count=16"]
-    root = str(pathlib.Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.stress", str(seed), *what],
-        env={**os.environ, "PYTHONPATH": root, "XLA_FLAGS": " ".join(flags)},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-
-
-def test_most_sequences_must_be_equal_to_their_oracle() -> None:
-    of_seeds = [sequence(seed) for seed in range(SEQUENCES)]
-    assert sum(not of.errs() for of in of_seeds) >= 0.8 * SEQUENCES
-    kinds = {op.kind for of in of_seeds for op in of.ops}
-    assert kinds == {"step", "save", "kill", "restore", "resize", *MISTAKES}
-    events = [event for of in of_seeds for event in of.ops[-1].history]
-    assert any(event.spoiled >= 0 for event in events)
+def test_sequences_are_of_all_kinds() -> None:
+    ops = [op for seed in range(SEQUENCES) for op in sequence(seed).ops]
+    assert {op.kind for op in ops} == {"step", "save", "kill", "restore", "resize"}
+    assert any(event.spoiled >= 0 for op in ops for event in op.history)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEQUENCES, TOGETHER))
 def test_sequences(first: int) -> None:
-    ran = stress(first, str(TOGETHER), seconds=TOGETHER * SECONDS)
+    program = ["-m", "tests.checkpoint.stress", str(first), str(TOGETHER)]
+    ran = run(*program, devices=16, seconds=TOGETHER * SECONDS)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert [line["failed"] for line in lines if line["failed"]] == []
     assert len(lines) == TOGETHER, ran.stderr[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", REAL)
-def test_kills_of_real_processes(seed: int, tmp_path: pathlib.Path) -> None:
-    for _ in range(2):
-        ran = stress(seed, "--until-killed", str(tmp_path), seconds=120)
-        assert ran.returncode == -signal.SIGKILL, ran.stderr[-3000:]
-    ran = stress(seed, "--until-killed", str(tmp_path), seconds=120)
-    assert ran.returncode == 0, ran.stderr[-3000:]

@@ -76,7 +76,6 @@ def test_lines_are_prefixed_and_success_is_0(run: Run) -> None:
         ("sys.exit(7)", 7, "exit code 7"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "signal SIGSEGV"),
         ("os.kill(os.getpid(), 40)", 168, "signal 40"),
-        ("os.abort()", 134, "signal SIGABRT"),
     ],
 )
 def test_the_first_failure_ends_all_and_says_who_and_why(

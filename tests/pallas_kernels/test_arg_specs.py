@@ -1,6 +1,5 @@
 """The table of workloads: every row can be traced, and every op that has kernels has a row."""
 
-import importlib
 import pathlib
 
 import jax
@@ -8,13 +7,16 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
+from pallas_kernels import _dispatch
 from pallas_kernels.arg_specs import ROWS, Row, columns_for
+from tests.pallas_kernels.workloads import EVERY, label
+from tests.slow import slow
 
 PACKAGE = pathlib.Path(pallas_kernels.__path__[0])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_row_is_of_any_size(row: Row) -> None:
     traffic = [row.traffic(size) for size in (0, 1, 129, 2**20)]  # Traces it.
     assert traffic == sorted(traffic) and traffic[-1] >= 2**20
@@ -25,16 +27,11 @@ def test_every_op_has_a_row() -> None:
     assert {row.op.split(".")[0] for row in ROWS} == folders >= {"quantize", "pack"}
 
 
-def test_labels_are_unique() -> None:
+def test_labels_are_unique_and_kernels_exist() -> None:
     assert len({row.label for row in ROWS}) == len(ROWS)
-
-
-def test_kernels_of_a_row_exist() -> None:
-    for row in ROWS:
+    for row, name in EVERY:
         folder, function = row.op.split(".")
-        for kernel in row.kernels:
-            module = importlib.import_module(f"pallas_kernels.{folder}.{kernel}")
-            assert callable(getattr(module, function))
+        assert callable(_dispatch.load(folder, name, function))
 
 
 def test_traffic_is_what_must_move() -> None:
@@ -51,10 +48,10 @@ def test_columns_are_what_tiles_take() -> None:
     assert columns_for(2**28 - 1) == 2**18
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if row.op == "quantize.quantize"], ids=lambda row: row.label
-)
+QUANTIZERS = [row for row in ROWS if row.op == "quantize.quantize"]
+
+
+@pytest.mark.parametrize("row", [QUANTIZERS[0], *map(slow, QUANTIZERS[1:])], ids=label)
 def test_xla_quantizes_in_one_pass(row: Row) -> None:
     """Nothing of the size of the array is written beside the result."""
     arguments = jax.eval_shape(lambda: row.arguments(2**18))

@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels import _dispatch, _measurements, bench, measured
 from pallas_kernels._measurements import Measured
 from pallas_kernels.arg_specs import ROWS, Row
-from pallas_kernels.benchmark import ops, parts
+from pallas_kernels.benchmark import candidates, ops, parts
 from pallas_kernels.benchmark.candidates import Session, Variant, variants
 from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
 from pallas_kernels.benchmark.record import Record
@@ -65,14 +65,17 @@ def test_a_config_that_fails_is_a_row(
     options = {"ops": ["pack"], "check_sizes": [64], "sizes": [64]}
     with _dispatch.rehearsal():
         given = Session(_dispatch.target(), 1, rehearse=True, tune=True)
-        checks = [
-            task for task in ops.checks(given, options, record) if task.about["label"] == row.label
-        ]
-        assert parts.measure(record, "tune_right", checks, 60) == parts.NOTHING_LEFT
-        (task,) = (
-            task for task in ops.times(given, options, record) if task.about["label"] == row.label
-        )
-        results = list(task.run())
+
+        def of_row(tasks: Any) -> list[Any]:
+            return [
+                task for task in tasks(given, options, record) if task.about["label"] == row.label
+            ]
+
+        assert parts.measure(record, "tune_right", of_row(ops.checks), 60) == parts.NOTHING_LEFT
+        results = list(of_row(ops.times)[0].run())
+        timed = ops.time_row(row, 64, candidates.builders(row, 64, given), given)
+    failed = [line["config"] for line in timed if line["kind"] == "failed"]
+    assert failed == [dict(MANY)] and len(timed) == 5  # Also where none was checked.
     assert seen == {*mosaic_gpu.Config.candidates("uint8")}
     reasons = {
         tuple(line["config"].items()): line.get("reason") or line["wrong"]

@@ -35,7 +35,7 @@ def run(kernel: Callable[..., None], length: int, blocks: int) -> jax.Array:
     return out
 
 
-@pytest.mark.parametrize("length", [577, slow(256), slow(257), slow(383), slow(384), slow(512)])
+@pytest.mark.parametrize("length", [577, slow(256), slow(257), slow(384)])
 def test_every_number_is_written_without_a_race(length: int) -> None:
     out = run(by_pieces(length, BLOCK, UNIT, add_one), length, length // BLOCK)
     np.testing.assert_array_equal(out, np.arange(1, length + 1))
@@ -91,20 +91,17 @@ def test_a_batch_is_launched_in_parts(
     assert set(grids) - {grid} == launched
 
 
-def test_batches_of_batches() -> None:
+def test_batches_of_batches_and_of_nothing() -> None:
     grids: list[tuple[int, ...]] = []
     f = in_launches(recorded(grids, (9,)), (9,), most=4)
     x, y = jnp.arange(7.0 * 6 * 3).reshape(7, 6, 3), jnp.arange(18.0).reshape(6, 3)
     both = jax.vmap(jax.vmap(f), (0, None))
     np.testing.assert_array_equal(jax.jit(both)(x, y)[0], x + 10 * y[None])
     assert grids and all(max(grid[:-1], default=0) <= 4 for grid in grids)
-
-
-def test_unbatched_is_untouched() -> None:
-    grids: list[tuple[int, ...]] = []
-    f = functools.partial(in_launches(recorded(grids, (9,)), (9,)), jnp.ones(2))
-    assert jax.vmap(lambda i: f(jnp.ones(2))[0] + i)(jnp.arange(3.0)).shape == (3, 2)
-    assert set(grids) == {(9,)}
+    grids.clear()
+    f = in_launches(recorded(grids, (9,)), (9,))
+    assert jax.vmap(lambda i: f(y[1], y[0])[0] + i)(jnp.arange(3.0)).shape == (3, 3)
+    assert set(grids) == {(9,)}  # What is not batched is untouched.
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def kinds(record: Record) -> list[tuple[str, str]]:
     return [(line["kind"], line.get("key", "")) for line in record.lines()[1:]]
 
 
+@pytest.mark.slow
 def test_what_dies_or_hangs_costs_itself_only(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,7 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from tests.compiled import UNKEPT
 from tests.processes.families import FAMILIES, WORKERS, Run, train
+from tests.processes.running import run
 
 # Processes and devices of each.
 CLUSTERS = [pytest.param((2, 2), id="2x2"), pytest.param((4, 1), id="4x1", marks=pytest.mark.slow)]
@@ -39,15 +36,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     assert processes * devices == WORKERS
     shape = ["--processes", str(processes), "--devices-per-process", str(devices)]
     folder = tmp_path_factory.mktemp("cluster")
-    root = str(Path(__file__).parents[2])
     # Compiled as in this process: another optimization of LLVM's may change a last bit.
     flags = os.environ.get("XLA_FLAGS", "").split()
     alike = " ".join(flag for flag in flags if "device_count" not in flag)
-    given = {**os.environ, "XLA_FLAGS": alike, "PYTHONPATH": root, **UNKEPT}
-    command = [sys.executable, "-m", "jaxcomm.launch", *shape]
-    command += ["--", "-m", "tests.processes.program", str(folder), *names]
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    program = ["--", "-m", "tests.processes.program", folder, *names]
+    code, stdout, stderr = run("-m", "jaxcomm.launch", *shape, *program, XLA_FLAGS=alike)
+    assert code == 0, stdout[-2000:] + stderr[-4000:]
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],
         {name: np.load(folder / f"{name}.npy") for name in names},

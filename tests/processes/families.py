@@ -81,6 +81,15 @@ FAMILIES: dict[str, Family] = {
         size=SIZE // 2,
         slow=True,
     ),
+    "delayed": Family(lambda: jaxcomm.delayed(jaxcomm.mean()), False, size=SIZE // 4, slow=True),
+    # All skip after the first step.
+    "lazy": Family(
+        lambda: jaxcomm.lazy(threshold=1e9, memory=1),
+        False,
+        size=SIZE // 4,
+        slow=True,
+        exchanges=0,
+    ),
     # Of random rounds one runs: with one other worker each, of three and of two.
     "noloco": Family(
         lambda: gossip.noloco(gossip.random_pairs(WORKERS), period=2, momentum=0.0),

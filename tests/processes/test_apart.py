@@ -1,23 +1,19 @@
 """Local steps are local: no process waits for another between exchanges."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.compiled import UNKEPT
+from tests.processes.running import finish, free_address, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 PROGRAM = """
 import pathlib, sys, time
 import jax
-port, number, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+address, number, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, number)
+jax.distributed.initialize(address, 2, number)
 import jax.numpy as jnp, numpy as np, optax, jaxcomm
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxcomm.synchronization import diloco
@@ -44,33 +40,10 @@ print([float(shard.data[0]) for shard in told["loss"].addressable_shards])
 
 @pytest.mark.slow
 def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    root = str(Path(__file__).parents[2])
-    environment = {
-        **os.environ,
-        **UNKEPT,
-        "XLA_FLAGS": "",
-        "PYTHONPATH": root,
-        "JAX_PLATFORMS": "cpu",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(port), str(number), str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], said
+    address = free_address()
+    both = [start("-c", PROGRAM, address, number, tmp_path) for number in range(2)]
+    ended = [finish(process) for process in both]
+    assert [code for code, *_ in ended] == [0, 0], ended
     # Worker 0 is where it began, at its target; worker 1 has come closer to its own.
-    losses = [float(text.strip().splitlines()[-1].strip("[]")) for text in said]
+    losses = [float(said.strip().splitlines()[-1].strip("[]")) for _, said, _ in ended]
     assert losses[0] == 0 and 0 < losses[1] < 1

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import jaxcomm
-from tests.compiled import UNKEPT
+from tests.processes.running import environment
 
 pytestmark = [
     pytest.mark.xdist_group("processes"),
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc"),
 ]
 
-ROOT = Path(jaxcomm.__file__).parents[1]
 SECONDS = 150
 
 # Each process counts steps in a collective over Gloo; process 0 writes the count as a checkpoint.
@@ -41,12 +39,10 @@ def save(step):
         folder.mkdir(exist_ok=True)
         (folder / f"{step:06}").touch()
         report_checkpoint(folder / f"{step:06}")
-first = max((int(path.name) for path in folder.glob("*")), default=-1) + 1
 print("pid", jax.process_index(), os.getpid(), flush=True)
-print("from", first, jax.process_count(), os.environ.get("JAXCOMM_RESTARTS"), flush=True)
-for step in range(first, 10**6):
+for step in range(10**6):
     assert total(ones) == jax.process_count()
-    if step == first + 5:
+    if step == 5:
         print("steady", flush=True)
     time.sleep(0.02)
     if step % 10 == 0:
@@ -65,15 +61,13 @@ class Launched:
         self.folder, self.processes = folder, processes
         script = folder / "script.py"
         script.write_text(f"SAVES = {saves}\n{TRAINING}", encoding="utf-8")
-        given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        given.pop("XLA_FLAGS", None)
         command = [sys.executable, "-m", "jaxcomm.launch", "--processes", str(processes)]
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
         with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
             self.popen = subprocess.Popen(
                 [*command, *options, "--", str(script)],
                 cwd=folder,
-                env=given,
+                env=environment(),
                 stdout=stdout,
                 stderr=stderr,
             )
@@ -88,13 +82,13 @@ class Launched:
             assert not over, f"{self.said()[-3000:]}\n{self.stderr.read_text()[-3000:]}"
             time.sleep(0.1)
 
-    def until_steady(self, times: int) -> None:
-        """Waits until so many processes, over all starts, have trained a few steps."""
-        self.until(lambda: self.said().count("steady") >= times)
+    def until_steady(self) -> None:
+        """Waits until all processes have trained a few steps."""
+        self.until(lambda: self.said().count("steady") >= self.processes)
 
     def pid(self, process: int) -> int:
-        """The newest process of this number."""
-        return int(re.findall(rf"pid {process} (\d+)", self.said())[-1])
+        (found,) = re.findall(rf"pid {process} (\d+)", self.said())
+        return int(found)
 
     def end(self) -> str:
         """Waits; checks that no process is left; returns the standard error."""
@@ -102,11 +96,6 @@ class Launched:
         pids = [int(pid) for pid in re.findall(r"pid \d+ (\d+)", self.said())]
         assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         return self.stderr.read_text()
-
-    def end_with_lines(self) -> list[str]:
-        """The lines of the launcher itself; JAX prints others."""
-        own = "jaxcomm.launch: "
-        return [line for line in self.end().splitlines() if line.startswith(own)]
 
     def checkpoint(self) -> str:
         return str(max((self.folder / "checkpoints").glob("*")))
@@ -129,10 +118,10 @@ def launched(tmp_path: Path) -> Callable[..., Launched]:
 @pytest.mark.parametrize("process", [0, 2])
 def test_one_that_is_killed_ends_all(launched: Callable[..., Launched], process: int) -> None:
     run = launched(4)
-    run.until_steady(4)
+    run.until_steady()
     os.kill(run.pid(process), signal.SIGKILL)
     started = time.monotonic()
-    lines = run.end_with_lines()
+    lines = [line for line in run.end().splitlines() if line.startswith("jaxcomm.launch: ")]
     assert time.monotonic() - started < 15
     assert run.popen.returncode == 128 + signal.SIGKILL
     assert lines == [
@@ -144,7 +133,7 @@ def test_one_that_is_killed_ends_all(launched: Callable[..., Launched], process:
 @pytest.mark.parametrize("process", [0, 2])
 def test_one_that_is_suspended_ends_all(launched: Callable[..., Launched], process: int) -> None:
     run = launched(4, "--heartbeat-timeout", "5")
-    run.until_steady(4)
+    run.until_steady()
     os.kill(run.pid(process), signal.SIGSTOP)
     started = time.monotonic()
     stderr = run.end()
@@ -158,7 +147,7 @@ def test_one_that_is_suspended_ends_all(launched: Callable[..., Launched], proce
 
 def test_a_short_suspension_ends_nothing(launched: Callable[..., Launched]) -> None:
     run = launched(2, "--heartbeat-timeout", "20")
-    run.until_steady(2)
+    run.until_steady()
     os.kill(run.pid(1), signal.SIGSTOP)
     time.sleep(2)
     before = run.checkpoint()
@@ -171,7 +160,7 @@ def test_a_short_suspension_ends_nothing(launched: Callable[..., Launched]) -> N
 @pytest.mark.parametrize("to", ["launcher", "process"])
 def test_all_save_the_same_step_before_they_end(launched: Callable[..., Launched], to: str) -> None:
     run = launched(4, "--grace", "60", saves=True)
-    run.until_steady(4)
+    run.until_steady()
     os.kill(run.popen.pid if to == "launcher" else run.pid(2), signal.SIGTERM)
     stderr = run.end()
     assert run.popen.returncode == 128 + signal.SIGTERM, stderr
@@ -182,22 +171,3 @@ def test_all_save_the_same_step_before_they_end(launched: Callable[..., Launched
         "jaxcomm.launch: interrupted: SIGTERM has stopped all processes; the newest checkpoint is "
         f"{run.checkpoint()}."
     )
-
-
-def test_all_start_again_from_the_newest_checkpoint(launched: Callable[..., Launched]) -> None:
-    run = launched(4, "--restarts", "2")
-    for start, process in enumerate((3, 0)):
-        run.until_steady(4 * (start + 1))
-        os.kill(run.pid(process), signal.SIGKILL)
-    run.until_steady(12)
-    run.popen.send_signal(signal.SIGTERM)
-    lines = run.end_with_lines()
-    assert run.popen.returncode == 128 + signal.SIGTERM
-    for start, process in enumerate((3, 0)):
-        said = re.fullmatch(
-            rf"jaxcomm.launch: process {process} of 4 has ended with signal SIGKILL; 4 start again "
-            rf"from the checkpoint (\S+) \(restart {start + 1} of 2\)\.",
-            lines[start],
-        )
-        assert said and f"from {int(Path(said[1]).name) + 1} 4 {start + 1}" in run.said()
-    assert lines[2].startswith("jaxcomm.launch: interrupted: SIGTERM") and len(lines) == 3

@@ -62,10 +62,14 @@ counted = pytest.mark.skipif(sys.platform != "linux", reason="not Linux: its cou
 def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
     for process in cluster.processes:
         run = process["runs"][name]
-        claimed = process["devices"] * run["account"] * (STEPS - UNMEASURED)
-        assert abs(run["sent"] / claimed - 1) < MOST_OVERHEAD
+        measured = process["devices"] * (STEPS - UNMEASURED)
+        if FAMILIES[name].exchanges:
+            assert abs(run["sent"] / (measured * run["account"]) - 1) < MOST_OVERHEAD
+        else:  # Flags, of what a mean would send.
+            assert run["sent"] < 0.02 * measured * 6 * FAMILIES[name].size
 
 
+@pytest.mark.slow
 @counted
 @pytest.mark.parametrize("name", ["noloco"])
 @pytest.mark.parametrize("cluster", [pytest.param((4, 1), id="4x1")], indirect=True)
@@ -86,11 +90,8 @@ def test_exact_means_end_where_arithmetic_says(cluster: Ended, name: str) -> Non
     mean = counts @ targets / counts.sum()
     expected = mean * (1 - (1 - RATE) ** STEPS)
     np.testing.assert_allclose(cluster.params[name], expected, atol=1e-5)
-
-
-def test_weights_matter(cluster: Ended) -> None:
-    plain, weighted = cluster.params["mean"], cluster.params["mean, weighted"]
-    assert np.abs(plain - weighted).max() > 0.1
+    others = [params for other, params in cluster.params.items() if "mean" in other]
+    assert np.abs(others[0] - others[1]).max() > 0.1  # Weights matter.
 
 
 def test_a_batch_of_one_process_alone_is_refused(cluster: Ended) -> None:

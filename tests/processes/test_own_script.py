@@ -1,23 +1,17 @@
 """The recipe of docs/clusters.md runs as it is printed, launched and by its three variables."""
 
-import os
 import re
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-import jaxcomm
-from tests.compiled import UNKEPT
+from tests.processes.running import ROOT, finish, free_address, start
 from tests.programs import program
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-ROOT = Path(jaxcomm.__file__).parents[1]
-SECONDS = 240
 JOIN = "from jaxcomm import launch\nlaunch.initialize()\nimport jax\n"
 
 
@@ -28,19 +22,10 @@ def recipe() -> str:
     return block.code
 
 
-def start(folder: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
-    script = folder / "script.py"
-    script.write_text(code, encoding="utf-8")
-    given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
-    given.pop("XLA_FLAGS", None)
-    return subprocess.Popen(
-        [sys.executable, *options, str(script)],
-        cwd=folder,
-        env=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def begin(folder: Path, code: str, *options: str, **environment: str) -> "subprocess.Popen[str]":
+    """Runs the code as a script."""
+    (folder / "script.py").write_text(code, encoding="utf-8")
+    return start(*options, folder / "script.py", folder=folder, **environment)
 
 
 def check(stdout: str, prefix: str = "") -> None:
@@ -50,10 +35,12 @@ def check(stdout: str, prefix: str = "") -> None:
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
 
 
+LAUNCH = ["-m", "jaxcomm.launch", "--processes", "2", "--"]
+
+
 def test_the_recipe_is_launched(tmp_path: Path) -> None:
-    process = start(tmp_path, recipe(), "-m", "jaxcomm.launch", "--processes", "2", "--")
-    stdout, stderr = process.communicate(timeout=SECONDS)
-    assert (process.returncode, stderr) == (0, "")
+    code, stdout, stderr = finish(begin(tmp_path, recipe(), *LAUNCH))
+    assert (code, stderr) == (0, "")
     check(stdout, "[0] ")
 
 
@@ -77,33 +64,26 @@ for each in (state, jaxcomm.replicate(state, mesh)):
 
 @pytest.mark.slow
 def test_model_state_of_two_processes(tmp_path: Path) -> None:
-    process = start(tmp_path, JOIN + MODEL_STATE, "-m", "jaxcomm.launch", "--processes", "2", "--")
-    _, stderr = process.communicate(timeout=SECONDS)
-    assert (process.returncode, stderr) == (0, "")
+    code, _, stderr = finish(begin(tmp_path, JOIN + MODEL_STATE, *LAUNCH))
+    assert (code, stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    told = {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": "2",
-    }
-    both = [start(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
-    said = [process.communicate(timeout=SECONDS) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    check(said[0][0])
+    told = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
+    both = [begin(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
+    ended = [finish(process) for process in both]
+    assert [code for code, *_ in ended] == [0, 0], ended
+    check(ended[0][1])
 
 
 @pytest.mark.slow
 def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
-    code = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
-    code += "import time\ntime.sleep(1000)\n"
+    raises = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
     started = time.monotonic()
-    process = start(tmp_path, code, "-m", "jaxcomm.launch", "--")
-    _, stderr = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1 and time.monotonic() - started < 60
+    process = begin(tmp_path, raises + "import time\ntime.sleep(1000)\n", *LAUNCH)
+    code, _, stderr = finish(process)
+    assert code == 1 and time.monotonic() - started < 60
     assert "[1] KeyError: 'mine'" in stderr
     assert stderr.splitlines()[-1] == (
         "jaxcomm.launch: error: process 1 of 2 has ended with exit code 1; the others were stopped."

@@ -1,47 +1,28 @@
 """`launch` and `train --distributed` as a user runs them."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import experiments
-from tests.compiled import UNKEPT
+from tests.processes.running import finish, free_address, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-ROOT = Path(experiments.__file__).parents[1]
-SECONDS = 240
 SMALL = ["--batch", "64", "--log-every", "4"]
 ENDLESS = [*SMALL, "--steps", "1000000"]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen:
-    given = {**os.environ, **UNKEPT, "PYTHONPATH": str(ROOT), **environment}
-    given.pop("XLA_FLAGS", None)
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "experiments", *arguments],
-        cwd=ROOT,
-        env=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=SECONDS)
-    return process.returncode, stdout, stderr
+def experiments(*arguments: str, **environment: Any) -> "subprocess.Popen[str]":
+    return start("-m", "experiments", *arguments, **environment)
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    return finish(start(*arguments, **environment))
+    return finish(experiments(*arguments, **environment))
 
 
 def wait_for(process: subprocess.Popen, beginning: str) -> None:
@@ -60,27 +41,21 @@ def read(folder: Path) -> tuple[dict, list[dict], str]:
     )
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.slow
-def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) -> None:
+def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
-    shape = ["--processes", "4", "--devices-per-process", "2"]
-    launched = start("launch", *shape, "--", *train, str(tmp_path / "four"))
-    code, stdout, stderr = finish(launched)
+    shape = ["--processes", "2", "--devices-per-process", "2"]
+    code, stdout, stderr = run("launch", *shape, "--", *train, str(tmp_path / "two"))
     assert (code, stderr) == (0, "")
-    assert "8 workers on cpu, 4 processes" in stdout
+    assert "4 workers on cpu, 2 processes" in stdout
     assert all(line.startswith("[0] ") for line in stdout.splitlines())  # The first alone speaks.
-    assert run(*train, str(tmp_path / "one"), "--devices", "8")[0] == 0
-    (four,) = (tmp_path / "four").iterdir()  # The first alone keeps a record.
+    assert run(*train, str(tmp_path / "one"), "--devices", "4")[0] == 0
+    (two,) = (tmp_path / "two").iterdir()  # The first alone keeps a record.
     (one,) = (tmp_path / "one").iterdir()
-    config, rows, environment = read(four)
+    config, rows, environment = read(two)
     assert config["finished"] and config["distributed"]
-    assert "command: python -m experiments launch --processes 4" in environment
-    assert "processes: 4" in environment and "devices: 8 x cpu" in environment
+    assert "command: python -m experiments launch --processes 2" in environment
+    assert "processes: 2" in environment and "devices: 4 x cpu" in environment
     for row, expected in zip(rows, read(one)[1], strict=True):
         for name in expected.keys() - {"step_milliseconds"}:
             value = expected[name]
@@ -91,18 +66,8 @@ def test_four_processes_of_two_devices_are_eight_devices_of_one(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
-    few = [
-        "--repeats",
-        "2",
-        "--windows",
-        "8",
-        "--loss",
-        "3",
-        "--minibatch-seconds",
-        "0.05",
-        "--deadline-slack",
-        "1.2",
-    ]
+    few = ["--repeats", "2", "--windows", "8", "--loss", "3"]
+    few += ["--minibatch-seconds", "0.05", "--deadline-slack", "1.2"]
     arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
     code, _, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
     assert (code, stderr) == (0, "")
@@ -118,21 +83,18 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
     assert other["seconds"] < waiting["seconds"]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)],
-)
-def test_a_signal_leaves_a_valid_partial_record(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_signal_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    launcher = start("launch", "--", "train", *ENDLESS, *keep)
+    launcher = experiments("launch", "--", "train", *ENDLESS, *keep)
     wait_for(launcher, "[0] step 4:")
-    launcher.send_signal(number)
+    launcher.send_signal(signal.SIGINT)
     code, _, stderr = finish(launcher)
     (folder,) = tmp_path.iterdir()
-    assert code == 128 + number
+    assert code == 128 + signal.SIGINT
     lines = stderr.splitlines()  # JAX may say that it has lost process 0.
     assert f"[0] experiments: interrupted: {folder} is a partial record." in lines
-    assert lines[-1] == f"experiments: interrupted: {number.name} has stopped all processes."
+    assert lines[-1] == "experiments: interrupted: SIGINT has stopped all processes."
     config, rows, _ = read(folder)
     assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
 
@@ -151,7 +113,7 @@ def test_a_cluster_that_cannot_come_together() -> None:
         ("", disagreed, 2, 0),
     ]
     started = [
-        start(
+        experiments(
             "train",
             "--distributed",
             "--start-timeout",

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from tests.pallas_kernels.quantize.oracle import random_words
+from tests.pallas_kernels.hash_oracle import words
 
 DTYPES = {
     "int8": (np.int8, 127.0),
@@ -46,8 +46,7 @@ def encode(
 
 def _stochastic(y: np.ndarray, seeds: np.ndarray, element: type) -> np.ndarray:
     """Down to a multiple of the step, and up with the probability of the rest."""
-    words = random_words(np.arange(y.size), seeds).reshape(y.shape)
-    noise = words.astype(np.int64) % 2**24
+    noise = words(y.size, seeds).reshape(y.shape).astype(np.int64) % 2**24
     if element is np.int8:
         return (np.trunc(y * 2.0**24).astype(np.int64) + noise) // 2**24
     info, magnitude = ml_dtypes.finfo(element), np.abs(y)

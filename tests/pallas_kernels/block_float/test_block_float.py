@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import _gpu, block_float, implementation
+from pallas_kernels import _gpu, block_float
 from pallas_kernels.block_float import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.block_float.reference import FORMATS
 from tests.pallas_kernels.block_float import oracle
@@ -23,13 +21,12 @@ KERNELS = {
     "cuda": functools.partial(mosaic_gpu.encode, interpret=INTERPRET_GPU),
 }
 WAYS = [
-    pytest.param(
-        dtype, block_size, stochastic, id=f"{dtype}-{block_size}-{stochastic}", marks=marks
-    )
-    for dtype in FORMATS
+    (dtype, block_size, stochastic)
+    if stochastic and size == block_size
+    else slow(dtype, block_size, stochastic)
+    for dtype, size in zip(FORMATS, (256, 32, 32), strict=True)
     for block_size in (32, 256)
     for stochastic in (False, True)
-    for marks in ([] if (block_size == 32) == (dtype != "int8") else [pytest.mark.slow],)
 ]
 
 
@@ -78,8 +75,7 @@ def test_the_reference_is_the_oracle(dtype: Any, block_size: int, stochastic: bo
     np.testing.assert_array_equal(decoded[normal], exact.astype(np.float32)[normal])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("shape", [(3, 5, 7), (), (0,), (1,)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 7), *map(slow, [(), (0,), (1,)])], ids=str)
 def test_shapes_and_dtypes(shape: tuple[int, ...]) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.bfloat16)
     elements, exponents = block_float.encode(x, jnp.asarray(SEEDS))
@@ -135,174 +131,55 @@ def assert_equal_to_reference(
     np.testing.assert_array_equal(exponents, expected[1])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(("dtype", "block_size", "stochastic"), WAYS)
-@pytest.mark.parametrize("size", [20_000, slow(1), slow(129), slow(16_384 * 9)])
-def test_the_tpu_kernel_is_the_reference(
-    dtype: str, block_size: int, stochastic: bool, size: int
+# Sizes of whole blocks of threads, of a last one with the rest, and of padded arrays.
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "stochastic", "size"),
+    [
+        ("float8_e4m3fn", 32, True, 5003),
+        slow("float8_e5m2", 32, True, 20_000),
+        slow("int8", 256, True, 5003),
+        slow("float8_e4m3fn", 1024, False, 5003),
+        slow("int8", 128, True, 10_240),
+        slow("float8_e5m2", 64, False, 129),
+        slow("int8", 32, False, 1),
+        slow("float8_e4m3fn", 512, True, 16_384 * 9),
+    ],
+)
+@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
+def test_kernels_are_the_reference(
+    platform: str, dtype: str, block_size: int, stochastic: bool, size: int
 ) -> None:
-    assert_equal_to_reference(KERNELS["tpu"], size, dtype, block_size, stochastic)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("block_size", [32, 64, 128, 256, 512, 1024])
-@pytest.mark.parametrize("stochastic", [True, False])
-@pytest.mark.parametrize("size", [10_240, 5003, 0, 1, 129])
-def test_the_gpu_kernel_is_the_reference(
-    dtype: str, block_size: int, stochastic: bool, size: int
-) -> None:
-    """Of whole blocks of threads, of a last one with the rest, and of padded arrays."""
-    assert_equal_to_reference(KERNELS["cuda"], size, dtype, block_size, stochastic)
-
-
-CONFIGS = {
-    "tpu": [mosaic_tpu.Config(squares) for squares in (1, 3, 16)],
-    "cuda": [mosaic_gpu.Config(v, n) for v in (4, 8) for n in (8, 16, 32)],
-}
+    assert_equal_to_reference(KERNELS[platform], size, dtype, block_size, stochastic)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("platform", "config"), [(p, c) for p, configs in CONFIGS.items() for c in configs], ids=str
-)
-@pytest.mark.parametrize("block_size", [32, 128, 1024])
-def test_a_config_changes_no_result(platform: str, config: Any, block_size: int) -> None:
-    encode = functools.partial(KERNELS[platform], config=config)
-    of = "bfloat16" if getattr(config, "vector", 4) == 8 else "float32"
-    assert_equal_to_reference(encode, 20_003, "float8_e4m3fn", block_size, True, of)
+@pytest.mark.parametrize("config", [mosaic_gpu.Config(8, n) for n in (8, 16)], ids=str)
+@pytest.mark.parametrize("block_size", [32, 1024])
+def test_16_bytes_of_bfloat16_at_once(config: Any, block_size: int) -> None:
+    """What `test_configs` cannot compare, since float32 takes half as many."""
+    encode = functools.partial(KERNELS["cuda"], config=config)
+    assert_equal_to_reference(encode, 20_003, "float8_e4m3fn", block_size, True, "bfloat16")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _gpu.MOVES_ROWS, reason="this JAX has no such kernel")
-@pytest.mark.parametrize("config", CONFIGS["cuda"], ids=str)
-@pytest.mark.parametrize("block_size", [32, 1024])
-def test_every_config_is_lowered(config: mosaic_gpu.Config, block_size: int) -> None:
+@pytest.mark.parametrize("block_size", [32, 64, 256, 1024])
+@pytest.mark.parametrize("vector", [4, 8])
+def test_every_layout_is_lowered(vector: int, block_size: int) -> None:
     options: dict[str, Any] = {"dtype": "int8", "block_size": block_size, "stochastic": True}
-    encode = functools.partial(mosaic_gpu.encode, **options, config=config)
     seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    for dtype in (jnp.bfloat16,) if config.vector == 8 else (jnp.bfloat16, jnp.float32):
-        x = jax.ShapeDtypeStruct((2**17,), dtype)
+    x = jax.ShapeDtypeStruct((2**17 - 77,), jnp.bfloat16)
+    for numbers in (8, 32):
+        config = mosaic_gpu.Config(vector, numbers)
+        encode = functools.partial(mosaic_gpu.encode, **options, config=config)
         assert CALLS["cuda"] in lowered(encode, x, seeds, platform="cuda")
-
-
-def test_wrong_configs() -> None:
-    with pytest.raises(ValueError, match="`vector` must be 4 or 8, got 3"):
-        mosaic_gpu.Config(3, 8)
-    with pytest.raises(ValueError, match="`numbers` must be 8, 16 or 32, got 4"):
-        mosaic_gpu.Config(4, 4)
-    with pytest.raises(ValueError, match="`squares` must be in 1 to 16, got 0"):
-        mosaic_tpu.Config(0)
-    with pytest.raises(ValueError, match="`vector`=8 of float32 is more than the 16 bytes"):
-        KERNELS["cuda"](
-            jnp.ones(3),
-            jnp.asarray(SEEDS),
-            dtype="int8",
-            block_size=32,
-            stochastic=True,
-            config=mosaic_gpu.Config(8, 8),
-        )
 
 
 @pytest.mark.parametrize(
     ("rows", "block_size"),
-    [(33, 32), *(slow(rows, 32) for rows in (1, 31, 32, 63, 64, 65, 96, 127)), slow(13, 1024)],
+    [(33, 32), *(slow(rows, 32) for rows in (1, 31, 32, 65, 127)), slow(13, 1024)],
 )
 def test_no_two_blocks_of_threads_write_the_same_number(rows: int, block_size: int) -> None:
     """32 rows of 32 numbers fill a block of threads, or 4 of 1024. Races are errors."""
     for size in (rows * block_size, rows * block_size - 5):
         assert_equal_to_reference(KERNELS["cuda"], size, "int8", block_size, True)
-
-
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_the_kernel_widens_bfloat16(platform: str) -> None:
-    x, seeds = jnp.asarray(numbers(5003)).astype(jnp.bfloat16), jnp.asarray(SEEDS)
-    options = {"dtype": "int8", "block_size": 64, "stochastic": True}
-    found = KERNELS[platform](x, seeds, **options)
-    for a, b in zip(found, reference.encode(x, seeds, **options), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ("platform", "size"), [("tpu", 300), slow("cuda", 300), slow("cuda", 1100)]
-)
-def test_the_kernel_in_a_checked_shard_map_and_a_loop(platform: str, size: int) -> None:
-    mesh = jax.make_mesh((2,), ("w",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 2, size)), jnp.float32)
-
-    def worker(encode: Any) -> Any:
-        def run(x: jax.Array) -> Any:
-            each = lambda x: encode(  # noqa: E731
-                x, jnp.asarray(SEEDS), dtype="int8", block_size=64, stochastic=True
-            )
-            elements, exponents = jax.lax.map(each, x[0])
-            return elements[None], exponents[None]
-
-        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("w"), out_specs=P("w")))(x)
-
-    for a, b in zip(worker(KERNELS[platform]), worker(reference.encode), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_the_gpu_kernel_under_vmap() -> None:
-    x = jnp.asarray(numbers(6000)).reshape(3, 2000)
-    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
-    options = {"dtype": "float8_e4m3fn", "block_size": 32, "stochastic": True}
-    found, expected = (
-        jax.vmap(functools.partial(encode, **options))(x, seeds)
-        for encode in (KERNELS["cuda"], reference.encode)
-    )
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(as_bytes(a), as_bytes(b))
-
-
-@pytest.mark.parametrize("platform", CALLS)
-@pytest.mark.parametrize("block_size", [32, *map(slow, (64, 128, 256, 512, 1024))])
-@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
-def test_the_kernel_is_lowered(platform: str, block_size: int, dtype: str) -> None:
-    x = jax.ShapeDtypeStruct((2**17 - 77,), dtype)
-    seeds = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    encode = functools.partial(block_float.encode, block_size=block_size)
-    if platform == "cuda" and not _gpu.MOVES_ROWS:
-        with pytest.raises(NotImplementedError, match=r"JAX 0\.11 or newer"):
-            lowered(
-                functools.partial(encode, implementation="mosaic_gpu"), x, seeds, platform=platform
-            )
-        return
-    with implementation("mosaic_gpu", "mosaic_tpu"):
-        assert CALLS[platform] in lowered(encode, x, seeds, platform=platform)
-        text = lowered(
-            jax.vmap(encode),
-            *(jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (x, seeds)),
-            platform=platform,
-        )
-        assert CALLS[platform] in text
-
-
-@pytest.mark.parametrize(("platform", "kernels"), [("tpu", True), ("cuda", False)])
-def test_the_default_is_the_assumed_choice(platform: str, kernels: bool) -> None:
-    x = jax.ShapeDtypeStruct((2**17,), jnp.float32)
-    text = lowered(lambda x: block_float.encode(x, None), x, platform=platform)
-    assert (CALLS[platform] in text) == kernels
-
-
-def test_wrong_arguments() -> None:
-    x = jnp.ones(40)
-    with pytest.raises(ValueError, match="`x` must be float32 or bfloat16, got int32"):
-        block_float.encode(jnp.ones(3, jnp.int32), None)
-    with pytest.raises(ValueError, match=r"`dtype` must be one of .*'float16'"):
-        block_float.encode(x, None, dtype="float16")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 16"):
-        block_float.encode(x, None, block_size=16)
-    with pytest.raises(ValueError, match=r"`block_size` must be one of .*, got 32\.0"):
-        block_float.encode(x, None, block_size=32.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"`seeds` must be uint32\[2\]"):
-        block_float.encode(x, jnp.ones(2, jnp.int32))
-    elements, exponents = block_float.encode(x, None)
-    with pytest.raises(ValueError, match=r"`exponents` must be uint8\[2\] for 40 elements"):
-        block_float.decode(elements, exponents[:1])
-    with pytest.raises(ValueError, match="`elements` must be one of"):
-        block_float.decode(x, exponents)
-    with pytest.raises(TypeError, match=r"`block_float.encode` rounds"):
-        jax.grad(lambda x: block_float.encode(x, None)[0].astype(jnp.float32).sum())(x)

@@ -4,29 +4,14 @@ import math
 
 import numpy as np
 
-WORD = 2**32
-
-
-def mix(h: int) -> int:
-    """lowbias32."""
-    h = ((h ^ (h >> 16)) * 0x7FEB352D) % WORD
-    h = ((h ^ (h >> 15)) * 0x846CA68B) % WORD
-    return h ^ (h >> 16)
-
-
-def word(position: int, seeds: tuple[int, int]) -> int:
-    """The random word of a position."""
-    return mix((position * (2 * seeds[0] + 1) + seeds[1]) % WORD)
+from tests.pallas_kernels.hash_oracle import WORD, word, words
 
 
 def by_elements(size: int, seeds: tuple[int, int], rows: int, columns: int) -> "list[tuple]":
     """Column and sign of every element in each row, by a hash of each."""
-    places = []
-    for row in range(rows):
-        own = word(2 * row, seeds), word(2 * row + 1, seeds)
-        words = [word(i, own) for i in range(size)]
-        places.append(([w * columns // WORD for w in words], [1 - 2 * (w % 2) for w in words]))
-    return [(np.array(column), np.array(sign)) for column, sign in places]
+    own = [(word(2 * row, seeds), word(2 * row + 1, seeds)) for row in range(rows)]
+    found = [words(size, each) for each in own]
+    return [((w * columns // WORD).astype(int), 1 - 2 * (w % 2).astype(int)) for w in found]
 
 
 def dealt(j: int, round_: int, slots: int, deal: tuple[int, int]) -> int:
@@ -56,7 +41,7 @@ def by_tiles(
         keys = [word(8 * row + i, seeds) for i in range(6)]
         lanes = [word(lane, (0, 1)) for lane in range(128)]
         column, sign, order = (np.zeros(size, np.int64) for _ in range(3))
-        words: dict[int, int] = {}
+        bits_of: dict[int, int] = {}
         for element in range(size):
             tile, inside = divmod(element, length)
             plane, sublane, lane = inside // 1024, inside // 128 % 8, inside % 128
@@ -72,10 +57,10 @@ def by_tiles(
             column[element] = slot * length + to
             place = tile * length + to  # As if the tile stayed in its place.
             position = place // 4096 * 128 + to_lane
-            if position not in words:
-                words[position] = word(position, (keys[4], keys[5]))
+            if position not in bits_of:
+                bits_of[position] = word(position, (keys[4], keys[5]))
             bit = place // 1024 % 4 * 8 + to_sublane
-            sign[element] = 1 - 2 * (words[position] >> bit & 1)
+            sign[element] = 1 - 2 * (bits_of[position] >> bit & 1)
             order[element] = round_
         result.append((column, sign, order))
     return result

@@ -128,15 +128,14 @@ def test_sums_of_floats_do_not_depend_on_their_order() -> None:
     assert np.float32(np.sum(x)) != np.float32(np.cumsum(x[::-1])[-1])  # Floats would.
 
 
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1.0, 1e30, 3e38])
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_fixed_point_neither_overflows_nor_vanishes(scale: float, size: int) -> None:
+@pytest.mark.parametrize("size", [1000, slow(1), slow(3)])
+def test_fixed_point_neither_overflows_nor_vanishes(size: int) -> None:
     # All of one sign in one column: the largest sum there is.
     _, sign = count_sketch.locations(jnp.arange(size), SEEDS_ARRAY, rows=1, columns=1)
-    x = np.asarray(sign[0], np.float32) * np.float32(scale / size)
-    table = encode_elements(jnp.asarray(x), SEEDS_ARRAY, rows=1, columns=1)
-    np.testing.assert_allclose(table[0, 0], np.float32(scale), rtol=1e-5)
+    for scale in (1e-34, 1e-30, 1.0, 1e30, 3e38):
+        x = np.asarray(sign[0], np.float32) * np.float32(scale / size)
+        table = encode_elements(jnp.asarray(x), SEEDS_ARRAY, rows=1, columns=1)
+        np.testing.assert_allclose(table[0, 0], np.float32(scale), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -174,7 +173,7 @@ def test_nan_and_infinity_stay_in_their_columns(hashing: str) -> None:
         assert result[1234] == jnp.inf and result[4321] == -jnp.inf
 
 
-@pytest.mark.parametrize("rows", range(1, 10))
+@pytest.mark.parametrize("rows", [3, 4, *map(slow, (1, 2, 5, 6, 7, 8, 9))])
 def test_median_is_that_of_a_sort(rows: int) -> None:
     values = np.random.default_rng(rows).normal(size=(rows, 400)).astype(np.float32)
     values[:, :100] = np.round(values[:, :100])  # Ties.

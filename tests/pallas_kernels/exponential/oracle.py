@@ -2,21 +2,9 @@
 
 import numpy as np
 
+from tests.pallas_kernels.hash_oracle import words
+
 TINY = np.float32(2.0**-126)
-
-
-def random_words(seeds: tuple[int, int], size: int) -> np.ndarray:
-    """uint64 below 2**32: the hash of the positions 0, 1, ... as `_hash` states it."""
-
-    def mixed(h: np.ndarray) -> np.ndarray:
-        for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-            h = (h ^ (h // np.uint64(2**shift))) * np.uint64(multiplier) % np.uint64(2**32)
-        return h ^ (h // np.uint64(2**16))
-
-    first, second = (np.uint64(seed) for seed in seeds)
-    position = np.arange(size, dtype=np.uint64)
-    factor = (2 * first + np.uint64(1)) % np.uint64(2**32)
-    return mixed((position * factor + second) % np.uint64(2**32))
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
@@ -34,7 +22,7 @@ def encode(x: np.ndarray, scale: float, seeds: tuple[int, int], headroom: int) -
     y = np.clip(np.where(np.isnan(y), np.float32(0), y), -most, most)
     mantissa, exponent = np.frexp(np.abs(y))  # |y| = mantissa 2**exponent, mantissa in [1/2, 1)
     fraction = (2 * mantissa.astype(np.float64) - 1) * 2**23
-    carries = fraction + random_words(seeds, x.size) // np.uint64(2**9) >= 2**23
+    carries = fraction + words(x.size, seeds) // np.uint64(2**9) >= 2**23
     power = 1 - exponent - carries
     codes = np.where(y != 0, power + np.where(y < 0, 128, 0), 0)
     return codes.astype(np.uint8)
@@ -53,6 +41,6 @@ def add(a: np.ndarray, b: np.ndarray, seeds: tuple[int, int]) -> np.ndarray:
     # As a float32, whose smallest part of a mantissa is the smallest probability.
     total = (value(a) + value(b)).astype(np.float32).astype(np.float64)
     mantissa, exponent = np.frexp(np.abs(total))
-    carries = (2 * mantissa - 1) * 2**23 + random_words(seeds, a.size) // np.uint64(2**9) >= 2**23
+    carries = (2 * mantissa - 1) * 2**23 + words(a.size, seeds) // np.uint64(2**9) >= 2**23
     power = np.maximum(1 - exponent - carries, 1)  # There is no code for 2**0.
     return np.where(total == 0, 0, power + np.where(total < 0, 128, 0)).astype(np.uint8)

@@ -7,6 +7,9 @@ import pytest
 
 from pallas_kernels import exponential
 from tests.pallas_kernels.exponential import oracle
+from tests.pallas_kernels.hash_oracle import word
+from tests.pallas_kernels.workloads import interpreted
+from tests.slow import slow
 
 SEEDS = (11, 2**32 - 5)
 
@@ -31,8 +34,8 @@ def numbers_of(size: int, scale: float) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("headroom", [1, 4, 62])
-@pytest.mark.parametrize("scale", [1.0, 0.7, 2.0**-126, 1e-30, 1e30, 3.4e38, 2.0**64])
+@pytest.mark.parametrize("headroom", [4, slow(1), slow(62)])
+@pytest.mark.parametrize("scale", [0.7, 2.0**-126, 3.4e38, *map(slow, [1.0, 1e-30, 1e30, 2.0**64])])
 def test_codes_are_those_of_the_formula(scale, headroom):
     x = numbers_of(4001, scale)
     codes = encode(jnp.asarray(x), jnp.float32(scale), key(*SEEDS), headroom=headroom)
@@ -42,20 +45,13 @@ def test_codes_are_those_of_the_formula(scale, headroom):
     assert headroom <= finite.min() and finite.max() <= 126
 
 
-@pytest.mark.parametrize("scale", [0.0, 2.0**-140, np.inf, np.nan])
-def test_scales_that_are_no_normal_numbers_give_zeros(scale):
+def test_scales_that_are_no_normal_numbers_give_zeros():
     x = jnp.array([1e-40, 1.0, -1.0, np.inf, np.nan], jnp.float32)
-    codes = encode(x, jnp.float32(scale), key(*SEEDS), headroom=2)
-    assert codes.tolist() == [0, 0, 0, 0, 0]
-    values = decode(codes, jnp.float32(scale), headroom=2)
-    assert bool(jnp.all(jnp.isfinite(values))) == (scale < 1)
-
-
-def test_bfloat16_is_widened():
-    x = jnp.asarray(numbers_of(500, 1.0)).astype(jnp.bfloat16)
-    codes = encode(x, jnp.float32(1), key(*SEEDS), headroom=3)
-    expected = oracle.encode(np.asarray(x.astype(jnp.float32)), 1.0, SEEDS, 3)
-    np.testing.assert_array_equal(codes, expected)
+    for scale in (0.0, 2.0**-140, np.inf, np.nan):
+        codes = encode(x, jnp.float32(scale), key(*SEEDS), headroom=2)
+        assert codes.tolist() == [0, 0, 0, 0, 0]
+        values = decode(codes, jnp.float32(scale), headroom=2)
+        assert bool(jnp.all(jnp.isfinite(values))) == (scale < 1)
 
 
 def test_every_code_is_decoded():
@@ -72,17 +68,18 @@ def test_every_sum_of_two_codes_is_that_of_the_formula():
     np.testing.assert_array_equal(sums, oracle.add(a, b, SEEDS))
 
 
-@pytest.mark.parametrize("gap,moves", [(23, True), (24, False), (60, False)])
-def test_probabilities_under_those_of_23_bits_are_none(gap, moves):
+def test_probabilities_under_those_of_23_bits_are_none():
     """The largest word carries at every probability but 0, and the smallest at none but 1."""
-    a, b = np.uint8([50]), np.uint8([50 + gap])
     largest, smallest = (0, 3589926852), (0, 0)
-    assert oracle.random_words(largest, 1) == 2**32 - 1 and oracle.random_words(smallest, 1) == 0
-    sums = add(jnp.asarray(a), jnp.asarray(b), key(*largest))
-    assert sums.tolist() == oracle.add(a, b, largest).tolist() == [49 if moves else 50]
-    # The lower neighbour is at half the distance.
-    differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(*smallest))
-    assert differences.tolist() == [51 if moves else 50]
+    assert word(0, largest) == 2**32 - 1 and word(0, smallest) == 0
+    a = np.uint8([50])
+    for gap, moves in ((23, True), (24, False), (60, False)):
+        b = a + np.uint8(gap)
+        sums = add(jnp.asarray(a), jnp.asarray(b), key(*largest))
+        assert sums.tolist() == oracle.add(a, b, largest).tolist() == [49 if moves else 50]
+        # The lower neighbour is at half the distance.
+        differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(*smallest))
+        assert differences.tolist() == [51 if moves else 50]
 
 
 def test_codes_stay_what_they_were():
@@ -101,67 +98,78 @@ def test_codes_stay_what_they_were():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [1.0, 0.75, -0.3, 2.0**-20 * 1.9])
-def test_codes_are_unbiased_with_the_variance_of_the_formula(value):
+def test_codes_are_unbiased_with_the_variance_of_the_formula():
     size = 2**16
-    x = jnp.full((size,), value, jnp.float32)
-    codes = encode(x, jnp.float32(1), key(1, 2), headroom=1)
-    values = np.asarray(decode(codes, jnp.float32(1), headroom=1), np.float64)
-    low = 2.0 ** np.floor(np.log2(abs(value)))
-    fraction = abs(value) / low - 1
-    deviation = low * np.sqrt(fraction * (1 - fraction))
-    assert abs(values.mean() - np.float32(value)) <= 4.9 * deviation / np.sqrt(size)
-    np.testing.assert_allclose(values.std(), deviation, rtol=0.02)
+    for value in np.float32([1.0, 0.75, -0.3, 2.0**-20 * 1.9]):
+        codes = encode(jnp.full(size, value), jnp.float32(1), key(1, 2), headroom=1)
+        values = np.asarray(decode(codes, jnp.float32(1), headroom=1), np.float64)
+        low = 2.0 ** np.floor(np.log2(abs(value)))
+        fraction = abs(value) / low - 1
+        deviation = low * np.sqrt(fraction * (1 - fraction))
+        assert abs(values.mean() - value) <= 4.9 * deviation / np.sqrt(size)
+        np.testing.assert_allclose(values.std(), deviation, rtol=0.02)
 
 
-@pytest.mark.parametrize("a,b", [(5, 5), (5, 6), (5, 9), (9, 133), (6, 133), (130, 131), (7, 0)])
-def test_sums_are_unbiased(a, b):
+def test_sums_are_unbiased():
     size = 2**17
-    sums = add(jnp.full(size, a, jnp.uint8), jnp.full(size, b, jnp.uint8), key(3, 4))
     value = lambda codes: oracle.decode(np.asarray(codes), 1.0, 0).astype(np.float64)  # noqa: E731
-    values, exact = value(sums), value(np.array([a, b], np.uint8)).sum()
-    assert abs(values.mean() - exact) <= 4.9 * values.std() / np.sqrt(size)
-    assert np.mean(values**2) <= 9 / 8 * exact**2 * 1.02
-    assert (values.std() > 0) == ((a, b) in [(5, 9), (9, 133), (5, 6), (130, 131)])
+    for a, b in [(5, 5), (5, 6), (5, 9), (9, 133), (6, 133), (130, 131), (7, 0)]:
+        sums = add(jnp.full(size, a, jnp.uint8), jnp.full(size, b, jnp.uint8), key(3, 4))
+        values, exact = value(sums), value(np.array([a, b], np.uint8)).sum()
+        assert abs(values.mean() - exact) <= 4.9 * values.std() / np.sqrt(size)
+        assert np.mean(values**2) <= 9 / 8 * exact**2 * 1.02
+        assert (values.std() > 0) == ((a, b) in [(5, 9), (9, 133), (5, 6), (130, 131)])
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-def test_trees_of_sums_stay_within_the_headroom(workers):
-    depth = (workers - 1).bit_length()
+def test_trees_of_sums_stay_within_the_headroom():
     ones = jnp.ones(64, jnp.float32)
-    codes = [encode(ones, jnp.float32(1), key(i, 0), headroom=1 + depth) for i in range(2**depth)]
-    for _ in range(depth):
-        pairs = zip(codes[::2], codes[1::2], strict=True)
-        codes = [add(a, b, key(7, 8)) for a, b in pairs]
-    decoded = decode(codes[0], jnp.float32(1), headroom=1 + depth)
-    np.testing.assert_array_equal(decoded, np.full(64, 2.0**depth))
-    assert add(codes[0], codes[0], key(7, 8)).tolist() == [1] * 64  # It stays there.
+    for depth in (1, 2, 3):
+        codes = [
+            encode(ones, jnp.float32(1), key(i, 0), headroom=1 + depth) for i in range(2**depth)
+        ]
+        while len(codes) > 1:
+            codes = [add(a, b, key(7, 8)) for a, b in zip(codes[::2], codes[1::2], strict=True)]
+        decoded = decode(codes[0], jnp.float32(1), headroom=1 + depth)
+        np.testing.assert_array_equal(decoded, np.full(64, 2.0**depth))
+        assert add(codes[0], codes[0], key(7, 8)).tolist() == [1] * 64  # It stays there.
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (3, 5, 7)])
-def test_shapes_are_kept(shape):
-    size = int(np.prod(shape))
-    x = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
-    array = jnp.asarray(x).reshape(shape)
-    codes = encode(array, jnp.float32(1), key(*SEEDS), headroom=2)
-    assert (codes.shape, codes.dtype) == (shape, jnp.uint8)
-    np.testing.assert_array_equal(codes.ravel(), oracle.encode(x, 1.0, SEEDS, 2))
+@pytest.mark.parametrize("shape", [(3, 5, 7), *map(slow, [(), (3, 0), (1,)])])
+def test_shapes_are_kept_and_bfloat16_is_widened(shape):
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype(jnp.bfloat16)
+    codes = encode(jnp.asarray(x), jnp.float32(1), key(*SEEDS), headroom=2)
+    expected = oracle.encode(x.ravel().astype(np.float32), 1.0, SEEDS, 2).reshape(shape)
+    np.testing.assert_array_equal(codes, expected, strict=True)
     sums = add(codes, codes, key(*SEEDS))
     assert (sums.shape, sums.dtype) == (shape, jnp.uint8)
     values = decode(codes, jnp.float32(1), headroom=2)
     assert (values.shape, values.dtype) == (shape, jnp.float32)
 
 
-@pytest.mark.slow
-def test_ops_pass_through_scan_and_vmap():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
-    seeds, scales = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2), jnp.max(jnp.abs(x), axis=1)
+@pytest.mark.parametrize(
+    ("name", "size", "scale", "dtype"),
+    [
+        ("mosaic_tpu", 129, 1e-30, "float32"),
+        ("mosaic_gpu", 2500, 1e-30, "bfloat16"),
+        slow("mosaic_tpu", 140_000, 0.7, "bfloat16"),
+        slow("mosaic_gpu", 1024, 1e30, "float32"),
+    ],
+)
+def test_kernels_are_the_reference(name, size, scale, dtype):
+    """Of numbers of all magnitudes, and of all codes, bit for bit."""
+    x, codes = jnp.asarray(numbers_of(size, scale), dtype), np.resize(every_code, size)
+    arguments = x, jnp.float32(scale), codes, codes[::-1].copy(), key(*SEEDS)
 
-    def round_trip(row, scale, seeds):
-        codes = exponential.encode(row, scale, seeds, headroom=2)
-        return exponential.decode(exponential.add(codes, codes, seeds), scale, headroom=2)
+    def all_of(name):
+        def run(x, scale, a, b, seeds):
+            options = {"headroom": 3, "implementation": name}
+            decoded = exponential.decode(a, scale, count=3, **options)
+            sums = exponential.add(a, b, seeds, implementation=name)
+            return exponential.encode(x, scale, seeds, **options), sums, decoded.view(jnp.uint32)
 
-    each = jnp.stack([round_trip(*row) for row in zip(x, scales, seeds, strict=True)])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(round_trip))(x, scales, seeds), each)
-    through = lambda _, row: (None, round_trip(*row))  # noqa: E731
-    np.testing.assert_array_equal(jax.lax.scan(through, None, (x, scales, seeds))[1], each)
+        return jax.jit(run)(*arguments)
+
+    with interpreted():
+        found = all_of(name)
+    for of_kernel, of_reference in zip(found, all_of("reference"), strict=True):
+        np.testing.assert_array_equal(of_kernel, of_reference)

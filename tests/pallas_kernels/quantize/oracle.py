@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.pallas_kernels.hash_oracle import words
 from tests.slow import slow
 
 
@@ -37,19 +38,6 @@ CASES = [
 BY_WIDTH = [case if case.bits in (2, 4, 5, 8, 11, 16, 32) else slow(case) for case in CASES]
 
 
-def random_words(positions: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """m((2 first seed + 1) j + second seed), in integers modulo 2**32."""
-
-    def mixed(h: np.ndarray) -> np.ndarray:
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-            h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor) % np.uint64(2**32)
-        return h ^ (h >> np.uint64(16))
-
-    first, second = seeds.astype(np.uint64)
-    factor = (np.uint64(2) * first + np.uint64(1)) % np.uint64(2**32)
-    return mixed((positions.astype(np.uint64) * factor + second) % np.uint64(2**32))
-
-
 def _to_float32_digits(x: np.ndarray) -> np.ndarray:
     """float64 rounded to the 24 digits of a float32, whose exponents do not end."""
     significand, exponent = np.frexp(x)
@@ -80,7 +68,7 @@ def expected_codes(x: np.ndarray, scale: float, levels: int) -> np.ndarray:
 def codes_of(x: np.ndarray, scale: float, seeds: np.ndarray, levels: int) -> np.ndarray:
     """floor(levels x / scale + u), where both terms are multiples of 2**-f."""
     one = 2 ** _digits(levels)
-    draws = random_words(np.arange(x.size), seeds) // np.uint64(2**32 // one)
+    draws = words(x.size, seeds) // np.uint64(2**32 // one)
     sums = expected_codes(x, scale, levels).ravel() + draws.astype(np.float64) / one
     return np.floor(sums).astype(np.int64).reshape(x.shape)
 

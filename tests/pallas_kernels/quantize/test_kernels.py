@@ -1,23 +1,19 @@
 """Kernels of `quantize` and `dequantize`, interpreted, against the reference."""
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.quantize import mosaic_gpu, mosaic_tpu, reference
-from tests.pallas_kernels.lowering import INTERPRET_GPU, INTERPRET_TPU
+from pallas_kernels.quantize import dequantize, mosaic_tpu, quantize, reference
 from tests.pallas_kernels.quantize import oracle
 from tests.pallas_kernels.quantize.oracle import CASES, Case
+from tests.pallas_kernels.workloads import interpreted
 from tests.slow import slow
 
-KERNELS = {"tpu": (mosaic_tpu, INTERPRET_TPU), "cuda": (mosaic_gpu, INTERPRET_GPU)}
-
+KERNELS: tuple[Any, ...] = ("mosaic_tpu", "mosaic_gpu")
 SEEDS = jnp.array([2**32 - 7, 12345], jnp.uint32)
 
 
@@ -29,51 +25,56 @@ def assert_alike(actual: jax.Array, expected: jax.Array, bound: np.ndarray) -> N
     assert (close | (values == wanted) | (np.isnan(values) & np.isnan(wanted))).all()
 
 
-def assert_equal_to_reference(platform: str, case: Case, x: jax.Array, scale: float) -> None:
+def assert_equal_to_reference(kernel: Any, case: Case, x: jax.Array, scale: float) -> None:
     """Codes bit for bit; floats within what contraction to a fused multiply-add changes."""
-    kernels, interpret = KERNELS[platform]
-    options = case._asdict()
-    args = (x, jnp.float32(scale), SEEDS)
-    quantize = functools.partial(kernels.quantize, **options, residual=True, interpret=interpret)
-    codes, rest = jax.jit(quantize)(*args)
-    expected, expected_rest = jax.jit(
-        functools.partial(reference.quantize, **options, residual=True)
-    )(*args)
+    added = jnp.asarray(np.cos(np.arange(x.size, dtype=np.float32))).reshape(x.shape)
+
+    def both_ways(name: Any) -> Any:
+        def run(x: jax.Array, scale: jax.Array, added: jax.Array) -> Any:
+            options = {**case._asdict(), "implementation": name}
+            codes, rest = quantize(x, scale, SEEDS, residual=True, **options)
+            total = dequantize(codes, scale, shape=x.shape, accumulate=added, **options)
+            return codes, rest, total
+
+        return jax.jit(run)(x, jnp.float32(scale), added)
+
+    with interpreted():
+        codes, rest, total = both_ways(kernel)
+    expected, expected_rest, expected_total = both_ways("reference")
     np.testing.assert_array_equal(codes, expected, strict=True)
     assert (rest.shape, rest.dtype) == (x.shape, x.dtype)
     wide = np.asarray(x, np.float64)
     narrowed = 0 if x.dtype == jnp.float32 else 2.0**-7 * np.abs(np.asarray(rest, np.float64))
     assert_alike(rest, expected_rest, 2.0**-22 * (np.abs(wide) + scale) + narrowed)
-
-    options |= {"count": 1, "shape": x.shape}
-    added = jnp.asarray(np.cos(np.arange(x.size, dtype=np.float32))).reshape(x.shape)
-    dequantize = functools.partial(kernels.dequantize, **options, interpret=interpret)
-    total = jax.jit(dequantize)(codes, args[1], added)
-    expected = jax.jit(functools.partial(reference.dequantize, **options))(codes, args[1], added)
     assert (total.shape, total.dtype) == (x.shape, jnp.float32)
-    assert_alike(total, expected, 2.0**-22 * (np.abs(np.asarray(added, np.float64)) + scale))
+    assert_alike(total, expected_total, 2.0**-22 * (np.abs(np.asarray(added, np.float64)) + scale))
 
 
 @pytest.mark.parametrize(
-    ("case", "shape", "dtype"),
+    ("kernel", "case", "shape", "dtype"),
     [
-        slow(Case(127, 8), (300,), jnp.float32),  # Padded.
-        slow(Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
-        (Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
-        slow(Case(15, 5), (7, 19), jnp.float32),
-        slow(Case(2**20, 32), (), jnp.float32),
+        slow("mosaic_tpu", Case(127, 8), (3, 128), jnp.float32),  # Less than a tile.
+        ("mosaic_tpu", Case(7, 4), (16 * 8, 256), jnp.bfloat16),  # As it lies in memory.
+        slow("mosaic_tpu", Case(15, 5), (7, 19), jnp.float32),
+        slow("mosaic_tpu", Case(2**20, 32), (), jnp.float32),
+        slow("mosaic_tpu", Case(100, 8), (360, 1152), jnp.float32),  # Blocks of both axes.
+        slow("mosaic_tpu", Case(127, 8), (140_000,), jnp.float32),  # A ragged last block.
+        slow("mosaic_gpu", Case(127, 8), (2, 1024), jnp.float32),
+        ("mosaic_gpu", Case(7, 4), (129,), jnp.bfloat16),  # Padded.
+        slow("mosaic_gpu", Case(1, 2), (16 * 512,), jnp.float32),
+        slow("mosaic_gpu", Case(127, 8), (1500,), jnp.float32),  # The last block has the rest.
+        slow("mosaic_gpu", Case(127, 8), (1536,), jnp.float32),
+        slow("mosaic_gpu", Case(15, 5), (6 * 1100 - 5,), jnp.float32),
     ],
     ids=str,
 )
-def test_tpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
-    assert_equal_to_reference("tpu", case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
+def test_layouts(kernel: str, case: Case, shape: tuple[int, ...], dtype: Any) -> None:
+    assert_equal_to_reference(kernel, case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
 
 
-@pytest.mark.slow
-def test_tpu_blocks_of_both_axes() -> None:
+def test_blocks_of_the_view() -> None:
     assert mosaic_tpu._view((360, 1152), 8, mosaic_tpu.Config()).grid == (2, 3)
-    x = jnp.asarray(oracle.numbers((360, 1152), 2.0))
-    assert_equal_to_reference("tpu", Case(100, 8), x, 2.0)
+    assert mosaic_tpu._view((140_000,), 8, mosaic_tpu.Config()).grid == (2, 1)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this JAX cannot interpret the view")
@@ -88,115 +89,15 @@ def test_tpu_stores_bytes_as_words(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_tpu_ragged_last_block() -> None:
-    assert mosaic_tpu._view((140_000,), 8, mosaic_tpu.Config()).grid == (2, 1)
-    assert_equal_to_reference(
-        "tpu", Case(127, 8), jnp.asarray(oracle.numbers((140_000,), 1.0)), 1.0
-    )
-
-
-@pytest.mark.parametrize(
-    ("case", "shape", "dtype"),
-    [
-        slow(Case(127, 8), (2, 1024), jnp.float32),
-        (Case(7, 4), (129,), jnp.bfloat16),  # Padded.
-        slow(Case(1, 2), (16 * 512,), jnp.float32),
-        (Case(2**20, 32), (), jnp.float32),
-    ],
-    ids=str,
-)
-def test_gpu(case: Case, shape: tuple[int, ...], dtype: Any) -> None:
-    assert_equal_to_reference("cuda", case, jnp.asarray(oracle.numbers(shape, 2.0), dtype), 2.0)
-
-
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [slow(Case(127, 8), 1500), slow(Case(127, 8), 1536), (Case(15, 5), 6 * 1100 - 5)],
-    ids=str,
-)
-def test_gpu_last_block_has_the_rest(case: Case, size: int) -> None:
-    assert_equal_to_reference("cuda", case, jnp.asarray(oracle.numbers((size,), 2.0)), 2.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_width(platform: str, case: Case) -> None:
-    assert_equal_to_reference(platform, case, jnp.asarray(oracle.numbers((421,), 0.5)), 0.5)
+def test_every_width(kernel: str, case: Case) -> None:
+    assert_equal_to_reference(kernel, case, jnp.asarray(oracle.numbers((421,), 0.5)), 0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("scale", [0.0, 2.0**-130, 2.0**-126, 2.0**-61, 3e38, np.inf])
-def test_every_scale(platform: str, scale: float) -> None:
+def test_every_scale(kernel: str, scale: float) -> None:
     x = jnp.asarray(oracle.numbers((130,), scale if 0 < scale < np.inf else 1.0))
-    assert_equal_to_reference(platform, Case(127, 8), x, scale)
-
-
-@pytest.mark.parametrize("platform", KERNELS)
-def test_empty_arrays(platform: str) -> None:
-    kernels, interpret = KERNELS[platform]
-    for shape in [(0,), (3, 0)]:
-        options = {"levels": 7, "bits": 4, "interpret": interpret}
-        codes, rest = kernels.quantize(
-            jnp.zeros(shape), jnp.float32(1), SEEDS, residual=True, **options
-        )
-        assert (codes.shape, codes.dtype, rest.shape) == ((0,), jnp.uint32, shape)
-        decoded = kernels.dequantize(codes, jnp.float32(1), count=2, shape=shape, **options)
-        assert decoded.shape == shape
-
-
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_batched_in_every_argument(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # JAX's interpreter does not know the semantics of the axis that vmap adds to the grid.
-    monkeypatch.setattr(mosaic_tpu.pltpu, "CompilerParams", lambda **_: None)
-    kernels, interpret = KERNELS[platform]
-    x = jnp.asarray(oracle.numbers((3, 150), 2.0))
-    scales = jnp.array([2.0, 3.0, 0.0])
-    seeds = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2)
-
-    def both_ways(quantize: Any, dequantize: Any, **interpreted: Any) -> Any:
-        def one(x: jax.Array, scale: jax.Array, seeds: jax.Array) -> jax.Array:
-            options = {"levels": 7, "bits": 4, **interpreted}
-            (codes,) = quantize(x, scale, seeds, residual=False, **options)
-            return dequantize(codes, scale, count=1, shape=x.shape, **options)
-
-        return jax.jit(jax.vmap(one))(x, scales, seeds)
-
-    decoded = both_ways(kernels.quantize, kernels.dequantize, interpret=interpret)
-    expected = both_ways(reference.quantize, reference.dequantize)
-    np.testing.assert_array_equal(decoded, expected)
-    assert len(np.unique(np.asarray(decoded), axis=0)) == 3
-
-
-@pytest.mark.parametrize("platform", ["tpu", slow("cuda")])
-def test_in_a_checked_shard_map_and_a_scan(platform: str) -> None:
-    """The scale is common, x and the seeds are each worker's own."""
-    kernels, interpret = KERNELS[platform]
-    mesh = jax.make_mesh((2,), ("worker",), axis_types=(AxisType.Auto,))
-    x = jnp.asarray(np.random.default_rng(0).uniform(-2, 2, (2, 150)), jnp.float32)
-    seeds = jnp.arange(4, dtype=jnp.uint32).reshape(2, 2)
-
-    def run(quantize: Any, dequantize: Any, **interpreted: Any) -> Any:
-        options = {"levels": 3, "bits": 4, **interpreted}
-
-        def worker(x: jax.Array, seeds: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
-            def step(rest: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-                codes, rest = quantize(rest, scale, seeds[0], residual=True, **options)
-                sums = jax.lax.psum(codes, "worker")
-                return rest, dequantize(sums, scale, count=2, shape=x.shape, **options)
-
-            return jax.lax.scan(step, x, None, length=2)
-
-        mapped = jax.shard_map(
-            worker,
-            mesh=mesh,
-            in_specs=(P("worker"), P("worker"), P()),
-            out_specs=(P("worker"), P()),  # The mean is the same everywhere, and typed so.
-        )
-        return jax.jit(mapped)(x, seeds, jnp.float32(2))
-
-    rest, means = run(kernels.quantize, kernels.dequantize, interpret=interpret)
-    expected_rest, expected = run(reference.quantize, reference.dequantize)
-    np.testing.assert_allclose(rest, expected_rest, atol=2.0**-20)
-    np.testing.assert_array_equal(means, expected)
+    assert_equal_to_reference(kernel, Case(127, 8), x, scale)

@@ -1,7 +1,5 @@
 """What rounding promises: no bias, the variance of two neighbours, noise of the position."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +24,9 @@ def many_codes(x: jax.Array, levels: int, bits: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(draw))(jnp.asarray(seeds)), np.float64) * levels
 
 
-@pytest.mark.parametrize(("levels", "bits"), [(1, 2), (7, 4), (127, 8), (1000, 32)])
+@pytest.mark.parametrize(
+    ("levels", "bits"), [(7, 4), *(slow(*p) for p in [(1, 2), (127, 8), (1000, 32)])]
+)
 def test_unbiased_with_the_variance_of_two_neighbours(levels: int, bits: int) -> None:
     # Close to a level, far from it, halfway; of both signs.
     parts = np.array([0.02, 0.2, 0.5, 0.77, -0.02, -0.3, -0.5, -0.9])
@@ -44,7 +44,7 @@ def test_unbiased_with_the_variance_of_two_neighbours(levels: int, bits: int) ->
     assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 5 / np.sqrt(DRAWS)
 
 
-@pytest.mark.parametrize(("levels", "digits"), [(127, 15), slow(63, 16), slow(7, 19), slow(1, 21)])
+@pytest.mark.parametrize(("levels", "digits"), [(127, 15), slow(7, 19), slow(1, 21)])
 def test_the_mean_over_all_noise_is_the_nearest_multiple(levels: int, digits: int) -> None:
     """Exactly, of 2**-digits: of ties, of numbers that are rounded to zero, and of others."""
     unit, scale = 2.0**-digits, np.float32(levels)  # So a number is its own number of levels.
@@ -67,25 +67,12 @@ def test_the_mean_over_all_noise_is_the_nearest_multiple(levels: int, digits: in
     assert means[-1] == 0
 
 
-def test_levels_are_kept_exactly() -> None:
-    x = jnp.arange(-7.0, 8.0) / 8
-    samples = many_codes(x, 8, 8)
-    assert (samples == np.arange(-7, 8)).all()
-
-
-@pytest.mark.parametrize("bits", [2, slow(3), slow(4), slow(5), 8, slow(16), slow(32)])
-def test_noise_is_of_the_position_in_every_layout(bits: int) -> None:
-    x = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, 997), jnp.float32)
+@pytest.mark.parametrize("bits", [3, *map(slow, (2, 5, 8, 16))])
+def test_noise_is_of_the_position_in_every_layout_and_shape(bits: int) -> None:
+    x = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, 210), jnp.float32)
     seeds, one = jnp.array([5, 6], jnp.uint32), jnp.float32(1)
-    codes = quantize(x, one, seeds, levels=1, bits=bits)
-    numbers = dequantize(codes, one, levels=1, bits=bits, shape=x.shape)
-    np.testing.assert_array_equal(numbers, quantize(x, one, seeds, levels=1, bits=32))
-
-
-def test_noise_does_not_depend_on_the_shape() -> None:
-    x = jnp.asarray(np.random.default_rng(2).uniform(-1, 1, (6, 35)), jnp.float32)
-    seeds, one = jnp.array([5, 6], jnp.uint32), jnp.float32(1)
-    rounded = jax.jit(functools.partial(quantize, levels=127, bits=8))
-    expected = rounded(x, one, seeds).ravel()
+    numbers = quantize(x, one, seeds, levels=1, bits=32)
     for shape in [(210,), (2, 3, 35), (35, 6)]:
-        np.testing.assert_array_equal(rounded(x.reshape(shape), one, seeds).ravel(), expected)
+        codes = quantize(x.reshape(shape), one, seeds, levels=1, bits=bits)
+        decoded = dequantize(codes, one, levels=1, bits=bits, shape=shape)
+        np.testing.assert_array_equal(decoded.ravel(), numbers)
