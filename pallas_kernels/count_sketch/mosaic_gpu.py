@@ -29,6 +29,7 @@ from pallas_kernels.count_sketch.reference import ESTIMATES, accumulator
 from pallas_kernels.count_sketch.tiling import LANES, PLANE, STEP, SUBLANES, Key, Move, Tiling
 
 STAGE = PLANE + 2 * LANES  # With a margin of one row on either side.
+ALIGNED = 4  # Copies need 16 bytes from one example of a batch to the next.
 INDEXED = range(PLANE, 2**31)  # Sizes of arrays whose elements are indexed, in int32.
 
 
@@ -186,13 +187,13 @@ def _encode_kernel(keys_ref: Any, tiles_ref: Any, *refs: Any, shapes: Tiling, st
         table_ref[(place + jnp.uint32(sublane)).astype(jnp.int32)] = total
 
 
-def _planes(x: jax.Array, shapes: Tiling) -> list[jax.Array]:
+def _planes(x: jax.Array, shapes: Tiling, padded: bool) -> list[jax.Array]:
     """The array by planes. If it does not fill its tiles, also a plane of its end and one of zeros.
 
-    The array is not copied, unless it is ragged and too large to be indexed.
+    The array is not copied, unless it is ragged and `padded` or too large to be indexed.
     """
     end = jnp.zeros(2 * PLANE, x.dtype)
-    if x.size % PLANE and x.size in INDEXED:
+    if x.size % PLANE and x.size in INDEXED and not padded:
         ragged = x[x.size // PLANE * PLANE :]
         return [x, end.at[: ragged.size].set(ragged).reshape(-1, PLANE)]
     planes = jnp.pad(x, (0, -x.size % PLANE)).reshape(-1, PLANE)
@@ -226,9 +227,17 @@ def encode(
         own_barriers=True,
         interpret=interpret,
     )
-    operands = _planes(x.ravel().astype(dtype), shapes)
-    table = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
-    return tiling.total(table.reshape(shapes.parts, rows, columns))
+
+    def run(padded: bool, x: jax.Array, keys: jax.Array) -> jax.Array:
+        operands = _planes(x, shapes, padded)
+        table: jax.Array = kernel(keys.ravel(), _tiles(shapes, keys), *operands)
+        return table
+
+    flat = x.ravel().astype(dtype)
+    one, example = (functools.partial(run, padded) for padded in (False, True))
+    if flat.size % ALIGNED:
+        one = _gpu.unless_batched(one, example)
+    return tiling.total(one(flat, keys).reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(
