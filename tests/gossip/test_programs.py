@@ -50,7 +50,6 @@ def test_a_ring_is_permutations_only() -> None:
 @pytest.mark.parametrize(
     ("mixing", "workers", "sent"),
     [(gossip.ring(8), 8, 2), *((gossip.random_pairs(n), n, 1) for n in (2, 4, 5, 8))],
-    ids=str,
 )
 def test_a_round_of_noloco_is_counted_once(
     mixing: Any, workers: int, sent: int, weighted: bool
