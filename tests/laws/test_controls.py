@@ -1,16 +1,17 @@
-"""Each law catches its mistake, in methods that are wrong and claim to be right."""
+"""Laws of rows and of local methods catch mistakes; those of `check_*` are in `test_testing`."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
 import jaxcomm
 from jaxcomm import Codec, Context
-from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers import dither
-from jaxcomm.testing import AGGREGATOR_LAWS
-from jaxcomm.testing._codec import require_sums
+from jaxcomm.synchronization import diloco, local_sgd
+from jaxcomm.testing import AGGREGATOR_LAWS, check_local
 from tests.cases import CASES, Case
 from tests.laws.test_draws import check_workers_draw_apart
 from tests.laws.test_wire import check_bytes
@@ -18,34 +19,19 @@ from tests.laws.test_wire import check_bytes
 (HONEST,) = (c for c in CASES if c.name == "global_qsgd_8_bits")
 
 
-def control(name: str, codec: Codec) -> Case:
-    """The row of Global-QSGD at 8 bits, with another codec under the same claims."""
-    return HONEST._replace(
-        name=name,
-        codec=codec,
-        make=lambda axis="data", seed=0: jaxcomm.all_reduce_mean(codec, axis_name=axis),
+def row(make: Callable[[], Any]) -> Case:
+    """The row of Global-QSGD at 8 bits, built otherwise under the same claims."""
+    return HONEST._replace(make=lambda axis="data", seed=0: make())
+
+
+def _anothers_coins() -> Any:
+    codec = dither(bits=8)
+    return jaxcomm.all_reduce_mean(
+        codec.replace(encode=lambda context, x: codec.encode(context.received(), x))
     )
 
 
-def law(name: str, case: Case, workers: int = 3) -> None:
-    AGGREGATOR_LAWS[name](case.trial(workers))
-
-
-def _truncating() -> Codec:
-    def encode(context: Context, x: jax.Array) -> object:
-        levels, norm = 127 // context.workers, context.statistics.max_abs
-        codes = x / jnp.where(norm > 0, norm, 1) * levels
-        return CodesPayload(codes.astype(jnp.int8)), context.memory
-
-    return dither(bits=8).replace(encode=encode)
-
-
-def _anothers_coins() -> Codec:
-    codec = dither(bits=8)
-    return codec.replace(encode=lambda context, x: codec.encode(context.received(), x))
-
-
-def _one_bit_too_narrow() -> Codec:
+def _one_bit_too_narrow() -> Any:
     codec = dither(bits=8)
     half = lambda count: max(count // 2, 1)  # noqa: E731
 
@@ -57,66 +43,71 @@ def _one_bit_too_narrow() -> Codec:
         doubled = codec.decode(told_of_half(context), payload)
         return doubled * half(context.count) / context.count
 
-    return codec.replace(
+    narrow: Codec = codec.replace(
         encode=lambda context, x: codec.encode(told_of_half(context), x), decode=decode
     )
+    return jaxcomm.all_reduce_mean(narrow)
 
 
-def _scaled_by_half() -> Case:
-    return CASES[0]._replace(
-        name="half",
-        make=lambda axis="data", seed=0: optax.chain(jaxcomm.mean(axis), optax.scale(0.5)),
-    )
+def _overflow(case: Case) -> None:
+    AGGREGATOR_LAWS["overflow"](case.trial(8))
 
 
-def _float_in_disguise() -> Case:
-    return HONEST._replace(name="float", make=lambda axis="data", seed=0: jaxcomm.mean(axis))
+LAWS: dict[str, tuple[Callable[[Case], None], Callable[[], Any]]] = {
+    "another's coins": (check_workers_draw_apart, _anothers_coins),
+    "too narrow a sum": (_overflow, _one_bit_too_narrow),
+    "floats in place of 8 bits": (lambda case: check_bytes(case, 8), jaxcomm.mean),
+}
 
 
-def _nan_hidden() -> Case:
-    def update(updates: object, state: object, params: object = None, **extra: object) -> object:
-        clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), updates)
-        return jaxcomm.mean().update(clean, state)
-
-    tx = optax.GradientTransformationExtraArgs(jaxcomm.mean().init, update)
-    return CASES[0]._replace(name="nan_hidden", make=lambda axis="data", seed=0: tx)
-
-
-def _first_worker_only() -> Case:
-    def update(updates: object, state: object, params: object = None, **extra: object) -> object:
-        first = jax.lax.axis_index("data") == 0
-        mine = jax.tree.map(lambda x: jnp.where(first, x, 0), updates)
-        return jax.tree.map(lambda x: jax.lax.psum(x, "data"), mine), state
-
-    tx = optax.GradientTransformationExtraArgs(jaxcomm.mean().init, update)
-    return CASES[0]._replace(name="first_worker", make=lambda axis="data", seed=0: tx)
+@pytest.mark.parametrize("mistake", LAWS)
+def test_a_row_with_a_mistake_is_caught(mistake: str) -> None:
+    law, make = LAWS[mistake]
+    law(HONEST)
+    with pytest.raises(AssertionError):
+        law(row(make))
 
 
-FAILURES = {
-    "truncating is biased": lambda: law("unbiased", control("truncating", _truncating())),
-    "half a mean is biased": lambda: law("unbiased", _scaled_by_half()),
-    "half a mean is far": lambda: law("resolution", _scaled_by_half()),
-    "another's coins": lambda: check_workers_draw_apart(control("coins", _anothers_coins())),
-    "too narrow wraps": lambda: law("overflow", control("narrow", _one_bit_too_narrow()), 8),
-    "too narrow sums": lambda: require_sums(_one_bit_too_narrow(), workers=8),
-    "float is not 8 bits": lambda: check_bytes(_float_in_disguise(), 8),
-    "hidden NaN": lambda: law("nonfinite", _nan_hidden()),
-    "one worker is no mean": lambda: law("permutation", _first_worker_only()),
-    "weights ignored": lambda: law("weights", _first_worker_only(), 4),
+def of_updates(change: Callable[..., Any]) -> Any:
+    """DiLoCo with SGD, whose updates are changed by `change(updates, state, extra)`."""
+    tx = diloco(optax.sgd(0.1, momentum=0.5), optax.sgd(1.0), 3)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        updates, extra = change(updates, extra)
+        return tx.update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def doubled(updates: Any, extra: Any) -> Any:
+    by = 1 + 1e-3 * extra["weight"]
+    return jax.tree.map(lambda x: x * by, updates), extra
+
+
+def on_a_mesh(updates: Any, extra: Any) -> Any:
+    by = 2 if jax.sharding.get_abstract_mesh().manual_axes else 1
+    return jax.tree.map(lambda x: x * by, updates), extra
+
+
+def weightless(updates: Any, extra: Any) -> Any:
+    return updates, {k: v for k, v in extra.items() if k != "weight"}
+
+
+LOCAL_MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "exchanges late": ("agreement", lambda: diloco(optax.sgd(0.1), optax.sgd(1.0), 4)),
+    "a weight that scales": ("factor", lambda: of_updates(doubled)),
+    "a weight that is forgotten": ("no weight", lambda: of_updates(weightless)),
+    "NaN for all": (
+        "nonfinite",
+        lambda: optax.chain(jaxcomm.mean(), jaxcomm.per_worker(optax.sgd(0.1)), local_sgd(3)),
+    ),
+    "more on a mesh": ("modes", lambda: of_updates(on_a_mesh)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", FAILURES)
-def test_caught(failure: str) -> None:
-    with pytest.raises(AssertionError):
-        FAILURES[failure]()
-
-
-def test_the_honest_row_passes_the_same_laws() -> None:
-    law("unbiased", HONEST)
-    law("resolution", HONEST)
-    check_workers_draw_apart(HONEST)
-    law("overflow", HONEST, 8)
-    require_sums(HONEST.codec, workers=8)
-    check_bytes(HONEST, 8)
+@pytest.mark.parametrize("mistake", LOCAL_MISTAKES)
+def test_a_local_method_with_a_mistake_is_caught(mistake: str) -> None:
+    law, make = LOCAL_MISTAKES[mistake]
+    with pytest.raises(AssertionError, match=f"law '{law}'"):
+        check_local(make())
