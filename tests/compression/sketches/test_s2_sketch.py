@@ -15,7 +15,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sketches import s2_codes, s2_sketch
 from jaxcomm.testing import _codec
 from pallas_kernels import count_sketch
-from tests.codecs import context_of, draws, jitted, run, sent
+from tests.codecs import context_of, draws, run, sent
 from tests.slow import slow
 from tests.steps import steps
 from tests.workers import aggregator, initial
@@ -65,7 +65,7 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
 
 
 def test_the_table_is_that_of_the_formula() -> None:
-    x, codec = sparse(), jitted(build(sketch_ratio=1, rows=2))
+    x, codec = sparse(), build(sketch_ratio=1, rows=2)
     context = context_of(codec, jnp.asarray(x))
     payload, _ = codec.encode(context, jnp.asarray(x))
     columns, signs = count_sketch.locations(
