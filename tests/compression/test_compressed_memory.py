@@ -1,14 +1,10 @@
 """Memory in the payloads of a codec: what is lost is the rounding, and nothing else changes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import jaxcomm
 from jaxcomm import Codec, Coins, Context
 from jaxcomm._noise import bits
 from jaxcomm.compression import blockwise, compressed_memory, rotated
@@ -95,34 +91,6 @@ def test_loco_has_less_error_over_time_than_4_bits_alone() -> None:
         for name, codec in (("alone", blockwise(dither(bits=4), 32)), ("loco", loco()))
     }
     assert errors["loco"] < 0.5 * errors["alone"]
-
-
-@pytest.mark.slow
-def test_in_a_sharded_server_beside_the_mean() -> None:
-    """Trains as `mean` does; the memory is 8 bits wide, and steps are traced once."""
-    workers, rng = 3, np.random.default_rng(2)
-    inputs = jnp.asarray(rng.normal(size=(workers * 4, 20)), jnp.float32)
-    labels = inputs @ jnp.asarray(rng.normal(size=(20, 3)), jnp.float32)
-
-    def loss(w: jax.Array, batch: Any) -> jax.Array:
-        return jnp.mean((batch[0] @ w - batch[1]) ** 2)
-
-    def last(tx: Any) -> float:
-        step = jaxcomm.simulate(loss, tx, workers)
-        w = jnp.zeros((20, 3))
-        state = jaxcomm.init(tx, w, workers)
-        for _ in range(60):
-            w, state, metrics = step(w, state, (inputs, labels))
-        return float(metrics["loss"])
-
-    exact = last(optax.chain(jaxcomm.mean(), optax.sgd(0.2)))
-    found = last(jaxcomm.sharded_server(optax.sgd(0.2), push=loco(), pull=cast("bfloat16")))
-    assert found < exact + 1e-3
-    diagnosed = jaxcomm.all_gather_mean(loco(), diagnostics=True)
-    state = jaxcomm.init(diagnosed, jnp.zeros((20, 3)), workers)
-    step = jaxcomm.simulate(loss, optax.chain(diagnosed, optax.sgd(0.2)), workers)
-    _, _, metrics = step(jnp.zeros((20, 3)), (state, optax.sgd(0.2).init(0)), (inputs, labels))
-    assert 0 < metrics["diagnostics/residual_norm"] < 1
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,6 @@ def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
     assert changes.tolist() == [False, reseed_every == 2] * 2 + [False]
 
 
-def test_workers_remember_nothing_of_their_own() -> None:
-    state = jaxcomm.init(jaxcomm.fetch_sgd(sketch_ratio=1.0, k=1), jnp.zeros(5), WORKERS)
-    assert not jax.tree.leaves(state.own)
-
-
 def test_cells_that_an_update_hits_are_emptied() -> None:
     given = jnp.zeros((1, WORKERS, SIZE)).at[:, :, 4].set(2.0).at[:, :, 7].set(1.0)
     (memory,) = last(steps(wide(k=1, momentum=0.5), given)[1]).shared

@@ -1,6 +1,5 @@
 """Servers of rows: which rows each has, room that is short, dense leaves beside."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import nonzero
 from tests.slow import slow
 from tests.steps import steps
-from tests.workers import aggregate, aggregator, initial
+from tests.workers import aggregate
 
 WORKERS, ROWS, WIDTH = 4, 16, 2
 
@@ -73,16 +72,3 @@ def test_what_has_no_room_at_either_end_comes_later(density: float, union: float
     np.testing.assert_array_equal(results[:, 0].sum(axis=0), np.asarray(given).mean(axis=0))
     overflows = np.asarray(states.diagnostics["overflow"])[:, 0]
     assert overflows[0] > 0 and overflows[-1] == 0
-
-
-def test_bytes_follow_the_densities() -> None:
-    given = {"embedding": jnp.zeros((8, 800, 10)), "bias": jnp.zeros((8, 5))}
-    mask = {"embedding": True, "bias": False}
-    tx = jaxcomm.parallax(sparse=mask, density=0.05, union_density=0.2)
-    state = jax.eval_shape(lambda: initial(tx, given, "checked"))
-    sent = jaxcomm.wire.account(aggregator(tx, 8, "checked"), given, state, jnp.ones(8))
-    # 5 and 20 of a server's 100 rows, an index of 7 bits at most, in whole words; and the flag.
-    values = 7 * (5 + 20) * 40
-    indices = 7 * (2 + 5) * 4
-    dense = 2 * 7 / 8 * (5 * 4 + 4)
-    assert values + dense < sent.bytes_per_worker <= values + indices + dense

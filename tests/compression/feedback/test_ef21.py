@@ -45,17 +45,6 @@ def test_the_update_is_the_mean_of_the_estimates(codec: Codec, mode: Any) -> Non
     assert np.abs(own - own[0]).max() > 0.1
 
 
-def test_estimates_approach_constant_updates_at_the_rate_of_the_contraction() -> None:
-    given = draw()
-    tx = jaxcomm.all_gather_mean(ef21(top_k(k=2)))
-    results, states = steps(tx, np.stack([given] * 5).astype(np.float32))
-    for step, own in enumerate(shifts(states)[0].reshape(5, WORKERS, D), start=1):
-        distance = np.sum((own - given) ** 2, axis=1)
-        assert np.all(distance <= (1 - 2 / D) ** step * np.sum(given**2, axis=1) + 1e-10)
-    # After d / k steps each coordinate has been sent.
-    np.testing.assert_allclose(results[-1, 0], given.mean(axis=0), rtol=0, atol=1e-6)
-
-
 def descend(codec: Codec, steps: int) -> np.ndarray:
     """Gradient descent on quadratics that differ by worker: the distance to the optimum by step."""
     rng = np.random.default_rng(5)

@@ -235,49 +235,10 @@ def test_the_left_factor_exposes_one_coordinate(value: float) -> None:
         assert not np.isfinite(measured.values).all()
 
 
-@pytest.mark.slow
-def test_weights() -> None:
-    rng = np.random.default_rng(3)
-    left, right = rng.normal(size=(12, 1)), rng.normal(size=(WORKERS, 1, 7))
-    given, weights = (left @ right).astype(np.float32), np.array([1.0, 0.0, 3.0], np.float32)
-    tx = jaxcomm.power_sgd(rank=1)
-    average = lambda x, w: tx.update(x, tx.init(x), weight=w)[0]  # noqa: E731
-    means = jax.vmap(average, axis_name="data")(given, weights)
-    expected = np.tensordot(weights / weights.sum(), given, 1)
-    np.testing.assert_allclose(means, np.stack([expected] * WORKERS), atol=1e-5)
-
-
-def test_residuals_in_bfloat16() -> None:
-    state = jaxcomm.init(jaxcomm.power_sgd(rank=1, residual_dtype="bfloat16"), jnp.ones((12, 7)), 2)
-    assert memory_of(state).kept.dtype == jnp.bfloat16
-
-
 def cancelling() -> np.ndarray:
     """Two workers whose matrices add up to 0, [workers, rows, columns]."""
     x = updates((6, 4))[0, 0]
     return np.stack([x, -x])
-
-
-def test_each_worker_keeps_the_part_that_is_claimed_though_matrices_cancel() -> None:
-    codec, matrices = power_iteration(1), jnp.asarray(cancelling())
-
-    def compression_error(key: jax.Array) -> jax.Array:
-        def one(x: jax.Array) -> jax.Array:
-            context = Context.of(x, memory=codec.init(x)).replace(workers=2)
-            zeros = jax.tree.map(jnp.zeros_like, codec.measure(context, x))
-            coins = context.coins._replace(public=key)
-            context = context.replace(statistics=zeros, coins=coins)
-            payload, _ = codec.encode(context, x)
-            return jnp.sum((codec.decode(context.received(), payload) - x) ** 2)
-
-        return jnp.sum(jax.vmap(one)(matrices)) / jnp.sum(matrices**2)
-
-    keys = jax.random.split(jax.random.key(1), 3000)
-    lost = np.asarray(jax.jit(jax.vmap(compression_error))(keys))
-    deviation = lost.std() / len(lost) ** 0.5
-    assert lost.mean() + 5 * deviation <= 1 - codec.claims.contraction(24, 2)
-    # The drawn column is uniform in the five dimensions beside the arbitrary first one.
-    assert lost.mean() - 5 * deviation <= 1 - 1 / 6
 
 
 @pytest.mark.slow

@@ -54,15 +54,6 @@ def test_non_zeros_fall_by_the_root_of_the_workers() -> None:
     np.testing.assert_allclose(own / common, 4**0.5, rtol=0.03)
 
 
-def test_theta_is_near_its_bound_and_beyond_the_printed_one() -> None:
-    # n=16, d=256, s=1, Gaussian: theta is about 3.1, within sqrt(d/n)/s = 4, not sqrt(d)/(ns) = 1.
-    given = np.random.default_rng(3).normal(size=(16, 256)).astype(np.float32)
-    tx = jaxcomm.global_qsgd(levels=1, norm="l2")
-    errors = np.sum((draws(tx, jnp.asarray(given), 500) - given.mean(axis=0)) ** 2, axis=1)
-    theta = errors.mean() * 16 / np.sum(given**2)
-    assert 3.0 < theta < variance_constant(256, 1, 16) == 4.0
-
-
 def _numpy_codes(x: np.ndarray, levels: int, norm: np.float32, seeds: np.ndarray) -> np.ndarray:
     """Fixed-point rounding written from its definition, in NumPy."""
     room, round_off = (2**22, np.rint) if levels < 128 else (2**31, np.trunc)

@@ -99,17 +99,6 @@ def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     assert growth["two_stage"] <= growth["tree"] * 1.02
 
 
-@pytest.mark.parametrize(("workers", "theta"), [(4, 0.245), slow(16, 0.417), slow(64, 0.66)])
-def test_theta_of_gaussian_updates(workers: int, theta: float) -> None:
-    # Values of theta * n that an independent simulation gave for iid normal inputs.
-    rng = np.random.default_rng(0)
-    given = rng.normal(size=(workers, 500)).astype(np.float32)
-    tx = jaxcomm.global_qsgd(dithering="exponential")
-    errors = np.sum((draws(tx, jnp.asarray(given), 40) - given.mean(axis=0)) ** 2, axis=1)
-    measured = errors.mean() * workers**2 / np.sum(given.astype(np.float64) ** 2)
-    np.testing.assert_allclose(measured, theta, rtol=0.12)
-
-
 def test_workers_draw_apart() -> None:
     # Opposite updates of equal magnitude cancel under a common coin, and rarely under own ones.
     given = jnp.array([[1.0, *[0.7] * 500], [1.0, *[-0.7] * 500]])

@@ -40,14 +40,6 @@ def test_edges_of_shape(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(sent(np.full(shape, -2.0)), np.full(shape, -2.0))
 
 
-@pytest.mark.slow
-def test_the_bound_is_attained_and_normal_coordinates_do_better() -> None:
-    one_hot = np.eye(64)[5]
-    np.testing.assert_allclose(np.sum((one_hot - sent(one_hot)) ** 2), 1 - 1 / 64, rtol=1e-6)
-    x = np.random.default_rng(1).normal(size=100_000)
-    np.testing.assert_allclose(np.sum((x - sent(x)) ** 2) / np.sum(x**2), 1 - 2 / np.pi, atol=5e-3)
-
-
 def test_statistics_of_leaves_of_any_shape_are_gathered() -> None:
     # Every worker's columns have two values each, one of either sign: nothing is lost.
     signs = np.sign(np.random.default_rng(2).normal(size=(3, 6, 4)))

@@ -1,6 +1,5 @@
 """Block coordinate descent: blocks, whose turn it is, and descent against NumPy."""
 
-import itertools
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import block_coordinate
 from tests.slow import slow
 from tests.steps import last, memory_of, steps
-from tests.workers import aggregator, initial, mesh_of
+from tests.workers import aggregator, initial
 
 WORKERS, SIZE = 3, 11
 RATE = 0.3
@@ -58,22 +57,6 @@ def test_a_sweep_is_a_step_of_full_descent(blocks: int) -> None:
         np.testing.assert_allclose(found[(sweep + 1) * blocks], x, rtol=1e-5, atol=1e-6)
 
 
-def test_gauss_southwell_descends_along_the_largest_block_of_the_mean() -> None:
-    """Workers' own gradients do not vanish at the optimum, and would not lead there."""
-    found = descent(block_coordinate(4, "gauss_southwell"), 48)
-    blocks, ranks = np.array_split(np.arange(SIZE), 4), []
-    for x, after in itertools.pairwise(found):
-        mean = mean_gradient(x)
-        (block,) = (b for b in range(4) if np.any(after[blocks[b]] != x[blocks[b]]))
-        expected = x.copy()
-        expected[blocks[block]] -= RATE * mean[blocks[block]]
-        np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-6)
-        norms = np.array([np.linalg.norm(mean[inside]) for inside in blocks])
-        ranks.append(norms[block] / norms.max())
-    # Often the largest, and rarely much smaller: drawn blocks have a mean of 0.6.
-    assert np.mean(ranks) > 0.8 and np.linalg.norm(mean_gradient(found[-1])) < 0.05
-
-
 def test_gauss_southwell_sees_what_workers_have_in_common() -> None:
     """A large block cancels between workers; the small one that does not is chosen, until late."""
     own = np.concatenate([np.full(4, 10.0), np.full(4, 0.1)])
@@ -89,17 +72,6 @@ def test_workers_must_agree_on_the_block() -> None:
     tx = jaxcomm.all_gather_mean(block_coordinate(2, "gauss_southwell"))
     with pytest.raises(ValueError, match="needs an aggregator that adds payloads"):
         steps(tx, jnp.ones((1, 2, 4)))
-
-
-@pytest.mark.parametrize(("order", "norms"), [("gauss_southwell", 10 * 8 * 4), slow("random", 0)])
-def test_bytes_fall_to_the_block_in_one_message(order: Any, norms: int) -> None:
-    """And, for Gauss-Southwell, to the norms from which workers agree."""
-    tx = jaxcomm.all_reduce_mean(block_coordinate(10, order))
-    run, updates = aggregator(tx, 4, "checked"), jnp.ones((4, 1000))
-    state = jax.eval_shape(lambda x: jaxcomm.init(tx, x, mesh_of(4)), updates[0])
-    sent = jaxcomm.wire.account(run, updates, state, jnp.ones(4))
-    assert sent.bytes_per_worker == pytest.approx(2 * 3 / 4 * (400 + norms + 4))
-    assert not sent.at_most  # No branch may send more.
 
 
 def test_every_block_is_drawn_as_often() -> None:

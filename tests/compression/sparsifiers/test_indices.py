@@ -57,13 +57,6 @@ def test_repeated_indices_come_back() -> None:
         round_trip([indices], layout)
 
 
-def test_nothing_takes_no_bits() -> None:
-    for size in (0, 1, 100):
-        layout = choose_layout(0, size)
-        assert layout.bits == 0
-        round_trip([np.zeros(0)], layout)
-
-
 @pytest.mark.parametrize("width", [5, slow(1), slow(4), slow(300)])
 def test_round_trip_of_blocks(width: int) -> None:
     blocks, each = 7, min(2, width)
@@ -85,12 +78,3 @@ def test_length_of_elias_fano(count: int, size: int) -> None:
     ways = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
     information = ways / math.log(2)
     assert information <= layout.bits <= information + 0.8 * count + 1
-
-
-def test_an_index_costs_half_a_bit_more_than_the_entropy() -> None:
-    # About 2 + log2(d / k) bits an index, as the documentation says.
-    for ratio, bits in ((0.01, 8.6), (0.001, 11.98)):
-        layout = choose_layout(round(ratio * 10**6), 10**6)
-        assert layout.bits / (ratio * 10**6) == pytest.approx(bits, abs=0.05)
-        entropy = -math.log2(ratio) - (1 - ratio) / ratio * math.log2(1 - ratio)
-        assert 0.3 < layout.bits / (ratio * 10**6) - entropy < 0.6

@@ -91,13 +91,6 @@ def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
     assert int(memory.report.overflow) == 5
 
 
-def test_gathered_rows_are_exact_where_they_fit() -> None:
-    x = touched(4, 5)
-    tx = jaxcomm.all_gather_mean(nonzero(density=0.125), scope="leaf")
-    result, _ = mean_of(tx, x)
-    np.testing.assert_allclose(result, x.mean(axis=0), atol=1e-6)
-
-
 def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
     # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
     x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
