@@ -42,8 +42,8 @@ def test_the_largest_of_those_drawn_in_8_bits() -> None:
     levels = np.abs(x[expected]).max() / 127
     assert {*np.flatnonzero(decoded)} <= {*expected} and np.count_nonzero(decoded) >= 18
     np.testing.assert_allclose(decoded[expected], x[expected], rtol=0, atol=levels * 1.001)
-    # 20 of 100 in an Elias-Fano code of two low bits, 20 codes.
-    assert payload_bytes(chain(first, top_k(k=20), dither(bits=8))) == 4 * 3 + 20
+    # 20 of 100 in an Elias-Fano code of two low bits, 20 codes, one norm.
+    assert payload_bytes(chain(first, top_k(k=20), dither(bits=8))) == 4 * 3 + 20 + 4
     assert math.log2(math.comb(100, 20)) < 20 * 2 + 20 + 99 // 4 < 3 * 32
 
 
