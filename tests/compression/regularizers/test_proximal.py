@@ -108,6 +108,7 @@ def test_adam_with_a_schedule_is_the_operator_after_its_step() -> None:
         np.testing.assert_allclose(params, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sparsifier_pulls_sparse_updates_exactly() -> None:
     """As a dense pull, bit for bit; and rows of the gradient travel as before."""
     params = {"w": jnp.zeros((8, 6)), "b": jnp.zeros(3)}

@@ -64,8 +64,8 @@ def test_the_error_is_that_of_theory(rows: int, ratio: float, decode: Any, omega
 
 def test_the_table_is_that_of_the_formula() -> None:
     x, codec = sparse(), build(sketch_ratio=1, rows=2)
-    context = context_of(codec, jnp.asarray(x))
-    payload, _ = codec.encode(context, jnp.asarray(x))
+    context = jax.jit(lambda x: context_of(codec, x))(x)
+    payload, _ = jax.jit(codec.encode)(context, x)
     columns, signs = count_sketch.locations(
         jnp.arange(SIZE), jax.random.key_data(context.coins.public), rows=2, columns=100
     )

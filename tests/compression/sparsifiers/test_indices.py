@@ -33,12 +33,13 @@ def drawn(count: int, size: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("size", [32, slow(1), slow(2), slow(333)])
 def test_round_trip(size: int) -> None:
-    for count in sorted({0, 1, size // 5, size - 1, size}):
+    for count in sorted({0, size // 5, size}):
         for distinct in (True, False):
             round_trip(drawn(count, size), choose_layout(count, size, distinct=distinct))
 
 
-@pytest.mark.parametrize("count", [40, slow(1), slow(100)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 40, 100])
 def test_round_trip_of_each_code(count: int) -> None:
     for low in (0, 1, 3, 6):
         round_trip(drawn(count, 100), IndexCode("elias_fano", count, 100, 100, low))

@@ -31,6 +31,7 @@ def test_the_larger_mean_wins(k: int, x: list[float], expected: list[float]) -> 
         np.testing.assert_allclose(found, flip * np.array(expected), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_where_it_is_nearly_attained() -> None:
     # Of both signs: one alone; or as many equal ones as there can be.
     for x, k in ((np.array([1.0, -1.0]), 1), (np.eye(1, 50)[0] - np.eye(1, 50, 1)[0], 7)):

@@ -1,5 +1,6 @@
 """Ternary: one magnitude, the mean of the largest, whatever the shape and the magnitudes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ def test_the_largest_become_their_mean_magnitude() -> None:
     np.testing.assert_allclose(result.ravel(), expected, rtol=1e-6)
     # What is sent is orthogonal to what is left out.
     assert abs(np.sum((x - result) * result)) < 1e-5
-    payload, _ = stc(k=13).encode(Context.of(x), jnp.asarray(x))
-    quarter = stc(k=13).decode(Context.of(x).received(4), payload)
+    payload, _ = jax.jit(stc(k=13).encode)(Context.of(x), jnp.asarray(x))
+    quarter = jax.jit(stc(k=13).decode)(Context.of(x).received(4), payload)
     np.testing.assert_allclose(quarter, result / 4, rtol=1e-6)
 
 
