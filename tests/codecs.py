@@ -39,7 +39,7 @@ def _steps(codec: Codec) -> Any:
     def one(memory: Any, step: tuple[jax.Array, jax.Array]) -> Any:
         x, key = step
         decoded, memory = _once(codec, memory, x, Coins(*jax.random.split(key)))
-        return memory.kept, (decoded, memory.own.kept, memory.report)
+        return memory.kept, (decoded, getattr(memory.own, "kept", ()), memory.report)
 
     return jax.jit(lambda memory, steps: jax.lax.scan(one, memory, steps))
 
