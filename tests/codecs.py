@@ -4,17 +4,11 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import Codec, Coins, Context
 from jaxcomm.testing import _codec
-
-
-def jitted(codec: Codec) -> Codec:
-    """The same codec, compiled: each function is one program instead of one per operation."""
-    return codec.replace(
-        measure=jax.jit(codec.measure), encode=jax.jit(codec.encode), decode=jax.jit(codec.decode)
-    )
 
 
 def coins_of(seed: int) -> Coins:
@@ -45,20 +39,40 @@ def _steps(codec: Codec) -> Any:
     def one(memory: Any, step: tuple[jax.Array, jax.Array]) -> Any:
         x, key = step
         decoded, memory = _once(codec, memory, x, Coins(*jax.random.split(key)))
-        return memory.kept, (decoded, memory.own.kept, memory.report)
+        return memory.kept, (decoded, getattr(memory.own, "kept", ()), memory.report)
 
     return jax.jit(lambda memory, steps: jax.lax.scan(one, memory, steps))
 
 
-def send(codec: Codec, memory: Any, x: jax.Array, seed: int = 0) -> tuple[np.ndarray, Any]:
+def send(codec: Codec, memory: Any, x: Any, seed: int = 0) -> tuple[np.ndarray, Any]:
     """One worker's decoded payload, float64, and the worker's new memory."""
-    decoded, memory = _one_step(codec)(memory, x, coins_of(seed))
+    decoded, memory = _one_step(codec)(memory, jnp.asarray(x, jnp.float32), coins_of(seed))
     return np.asarray(decoded, np.float64), memory
 
 
-def run(codec: Codec, given: jax.Array) -> tuple[np.ndarray, np.ndarray, Any]:
+def sent(codec: Codec, x: Any, seed: int = 0) -> np.ndarray:
+    """One worker's decoded payload of the first step, float64."""
+    x = jnp.asarray(x, jnp.float32)
+    return send(codec, codec.init(x), x, seed)[0]
+
+
+def draws(codec: Codec, x: Any, count: int) -> np.ndarray:
+    """The decoded payloads of as many first steps of one worker, [count, *shape] in float64."""
+    return _codec.decoded(codec, np.asarray(x)[None], count, seed=3)[:, 0]
+
+
+def payload_of(codec: Codec, x: Any, **options: Any) -> Any:
+    """The shapes of a payload; `x` may be a shape itself."""
+    x = jax.ShapeDtypeStruct(x, jnp.float32) if isinstance(x, tuple) else x
+    encode = lambda x: codec.encode(context_of(codec, x, **options), x)[0]  # noqa: E731
+    return jax.eval_shape(encode, x)
+
+
+def run(codec: Codec, given: Any) -> tuple[np.ndarray, Any, Any]:
     """Encodes `[steps, *shape]`: the sent and the kept array of each step, and the last memory."""
+    given = jnp.asarray(given, jnp.float32)
     keys = jax.random.split(jax.random.key(7), len(given))
-    memory, (sent, kept, reports) = _steps(codec)(codec.init(given[0]), (given, keys))
+    memory, (decoded, kept, reports) = _steps(codec)(codec.init(given[0]), (given, keys))
     memory = memory._replace(report=jax.tree.map(lambda x: x[-1], reports))
-    return np.asarray(sent, np.float64), np.asarray(kept, np.float64), memory
+    kept = jax.tree.map(lambda x: np.asarray(x, np.float64), kept)
+    return np.asarray(decoded, np.float64), kept, memory

@@ -26,14 +26,10 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
         update, memory = codec.finalize(inside(context), payload, matrix(mean))
         return unit(update, mean.shape), memory
 
-    def of_vector(function: Any) -> Any:
-        """The function of the laid out unit."""
-        return lambda context, x: function(inside(context), matrix(x))
-
     return codec.replace(
         init=lambda x: codec.init(matrix(x)),
-        measure=of_vector(codec.measure),
-        encode=of_vector(codec.encode),
+        measure=lambda context, x: codec.measure(inside(context), matrix(x)),
+        encode=lambda context, x: codec.encode(inside(context), matrix(x)),
         decode=lambda context, payload: unit(codec.decode(inside(context), payload), context.shape),
         finalize=finalize,
         fast=codec.fast._replace(factors=None),

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from jaxcomm.compression._means import how_many, over_peak, peak, total
+from tests.slow import slow
 
-SIZES = [0, 1, 31, 1023, 1025, 2**16, 2**16 + 1, 2**17 + 31]
 
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [31, 2**16 + 1, *map(slow, [0, 1, 1025, 2**16, 2**17 + 31])])
 def test_counts_and_peaks(size: int) -> None:
     draw = np.random.default_rng(size)
     marks, numbers = draw.random(size) < 0.3, draw.integers(-5, 9, size, np.int32)
@@ -21,7 +20,7 @@ def test_counts_and_peaks(size: int) -> None:
     assert jax.jit(peak)(jnp.asarray(magnitudes)) == magnitudes.max(initial=0)
 
 
-@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e4, 1e10])
+@pytest.mark.parametrize("largest", [1e-3, 1e10])
 def test_a_quotient_by_the_peak_has_its_derivative(largest: float) -> None:
     x = jnp.array([-largest / 4, largest], jnp.float32)
     quotient, of_x, of_peak = jax.jit(

@@ -3,12 +3,11 @@
 import re
 from typing import Any
 
-import optax
 import pytest
 
 import jaxcomm
 from jaxcomm.compression import blockwise, feedback, rotated, scaled
-from jaxcomm.compression.sparsifiers import random_k, top_k
+from jaxcomm.compression.sparsifiers import top_k
 
 WRAPPERS = {
     "blockwise": lambda codec: blockwise(codec, 8),
@@ -25,22 +24,14 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
+def test_what_is_no_codec(name: str) -> None:
+    mistakes: list[tuple[Any, str]] = [
         (top_k, "got the function `top_k`: call it, as in `top_k(...)`."),
-        (random_k, "got the function `random_k`: call it, as in `random_k(...)`."),
-        ("data", "must be a codec, such as"),
-        (jaxcomm.mean(), "must be a codec, such as"),
-        (optax.identity(), "must be a codec, such as"),
-    ],
-    ids=["top_k", "random_k", "axis", "aggregator", "optimizer"],
-)
-def test_what_is_no_codec(name: str, mistake: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        WRAPPERS[name](mistake)
-    assert "`codec` must be a codec" in str(error.value)
-    assert "\n" not in str(error.value)
+        (jaxcomm.mean(), ", such as"),
+    ]
+    for mistake, message in mistakes:
+        with pytest.raises(ValueError, match=r"`codec` must be a codec.*" + re.escape(message)):
+            WRAPPERS[name](mistake)
 
 
 def test_every_wrapper_is_asked() -> None:

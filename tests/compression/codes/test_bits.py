@@ -1,6 +1,7 @@
 """Every bit of the three codes, against coders that write one bit after the other."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -28,18 +29,15 @@ def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -
     """A codec whose integers are those of its input, which hold them as floats."""
 
     def encode(context: Context, x: jax.Array) -> Any:
-        return Plain(x.ravel().astype(jnp.int32)[:count]), context.memory
+        return Plain(x.astype(jnp.int32)[:count]), context.memory
 
     def decode(context: Context, payload: Plain) -> jax.Array:
         values = payload.integers.astype(jnp.float32)
-        return jnp.pad(values, (0, x_size(context) - values.size)).reshape(context.shape)
-
-    def x_size(context: Context) -> int:
-        return int(np.prod(context.shape))
+        return jnp.pad(values, (0, math.prod(context.shape) - values.size))
 
     integers = Integers(
         kind,
-        lambda context: Alphabet(x_size(context) if count is None else count, low, high),
+        lambda context: Alphabet(math.prod(context.shape) if count is None else count, low, high),
         split=lambda context, payload: (payload.integers, ()),
         join=lambda context, integers, rest: Plain(integers),
     )
@@ -48,21 +46,16 @@ def plain(low: int, high: int, kind: Any = "levels", count: int | None = None) -
 
 def levels(low: int, high: int) -> np.ndarray:
     rng = np.random.default_rng(0)
-    one_hot = np.zeros(SIZE)
-    one_hot[1500] = low
-    half = np.where(np.arange(SIZE) < 1050, rng.integers(low, high + 1, SIZE), 0)
-    normal = np.rint(rng.normal(size=SIZE) * high / 4)
+    places, uniform = np.arange(SIZE), rng.integers(low, high + 1, SIZE)
     rows = [
         np.full(SIZE, high),
-        np.full(SIZE, low),
         np.zeros(SIZE),
-        one_hot,
-        np.where(np.arange(SIZE) % 2, low, high),
-        half,
-        normal,
-        np.rint(rng.normal(size=SIZE) / 2),
+        np.where(places == 1500, low, 0),
+        np.where(places % 2, low, high),
+        np.where(places < 1050, uniform, 0),
+        np.rint(rng.normal(size=SIZE) * high / 4),
         np.where(rng.random(SIZE) < 0.01, rng.choice([-1, 1], SIZE), 0),
-        rng.integers(low, high + 1, SIZE),
+        uniform,
     ]
     return np.clip(np.array(rows), low, high).astype(np.float32)
 
@@ -94,17 +87,16 @@ def require_words(payload: Any, which: int, headers: list[int], words: list[int]
 
 
 @pytest.mark.parametrize(
-    ("low", "high"),
+    ("name", "low", "high"),
     [
-        (-7, 7),
-        slow(-1, 1),
-        slow(-128, 127),
-        slow(-1023, 1023),
-        slow(-1024, 1024),
-        slow(-(2**23), 2**23),
+        ("elias", -7, 7),
+        slow("elias", -1024, 1024),
+        slow("elias", -(2**23), 2**23),
+        slow("golomb_rice", -1, 1),
+        slow("golomb_rice", -128, 127),
+        slow("golomb_rice", -1023, 1023),
     ],
 )
-@pytest.mark.parametrize("name", ["elias", slow("golomb_rice")])
 def test_levels(name: str, low: int, high: int) -> None:
     code, oracle, _ = PREFIX[name]
     given = levels(low, high)
@@ -137,9 +129,8 @@ def test_gaps(name: str) -> None:
         require_words(payload, which, *bit_by_bit.coded(gaps, oracle, 0, most))
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [slow(-7, 7), slow(-1, 1), slow(-128, 127), slow(-1024, 1023)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("low", "high"), [(-7, 7), (-1, 1), (-1024, 1023)])
 def test_rans(low: int, high: int) -> None:
     given, rows = levels(low, high), 2
     payload, decoded, _ = both(rans(plain(low, high), **ROOMY))(given)
@@ -160,7 +151,7 @@ def test_rans(low: int, high: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, golomb_rice, rans], ids=lambda code: code.__name__)
-@pytest.mark.parametrize("size", [0, 1, 2, 31, 33, 1023, 1025, 2049, 4097])
+@pytest.mark.parametrize("size", [0, 1, 33, 1025, 4097])
 def test_sizes(code: Any, size: int) -> None:
     given = np.random.default_rng(size).integers(-7, 8, (2, size)).astype(np.float32)
     _, decoded, dropped = both(code(plain(-7, 7), **ROOMY))(given)

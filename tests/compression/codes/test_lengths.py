@@ -1,4 +1,4 @@
-"""Expected lengths, the entropy, the steps of a program, and what is sent of each."""
+"""The expected length, the entropy, the steps of a program, and what is sent of each."""
 
 import math
 from typing import Any
@@ -13,17 +13,8 @@ from jaxcomm import Codec, Context
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.codes._golomb_rice import LEAST_MEANS, _bits_of_levels
 from jaxcomm.compression.quantizers import dither
+from tests.slow import slow
 from tests.workers import abstract, aggregator
-
-SIZE, DRAWS = 2**14, 8
-
-
-def levels_of(codec: Codec, x: jax.Array, seed: int = 0) -> np.ndarray:
-    """The levels that dithering sends."""
-    context = Context.of(x, seed)
-    context = context.replace(statistics=codec.measure(context, x))
-    payload, _ = codec.encode(context, x)
-    return np.asarray(codec.fast.integers.split(context, payload)[0])
 
 
 def probabilities(levels: int, spread: float) -> np.ndarray:
@@ -33,35 +24,6 @@ def probabilities(levels: int, spread: float) -> np.ndarray:
     density /= density.sum()
     hats = [np.maximum(1 - np.abs(y - c), 0) @ density for c in range(-levels, levels + 1)]
     return np.array(hats)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "levels", "norm"), [(elias, 7, "max"), (elias, 3, "l2"), (golomb_rice, 1, "l2")]
-)
-def test_lengths_are_those_of_the_formulas(code: Any, levels: int, norm: Any) -> None:
-    peak = {"max": 6.0, "l2": math.sqrt(SIZE)}[norm]
-    x = np.random.default_rng(0).normal(size=(DRAWS, SIZE)).astype(np.float32)
-    if norm == "max":
-        x = np.clip(x, -peak, peak)
-        x[:, 0] = peak
-    p = probabilities(levels, levels / peak)
-    magnitudes = np.abs(np.arange(-levels, levels + 1))
-    if code is elias:
-        bits = 2 * np.floor(np.log2(magnitudes + 1)) + 1 + (magnitudes > 0)
-        expected, spread = p @ bits, math.sqrt(p @ bits**2 - (p @ bits) ** 2)
-        last_gap = 0
-    else:
-        sent = 1 - p[levels]
-        k = max(0, 1 + math.floor(math.log2(math.log(0.6180339887) / math.log(1 - sent))))
-        again = (1 - sent) ** 2**k
-        expected, spread = sent * (again / (1 - again) + 1 + k + 1), 2 * math.sqrt(sent) * k
-        last_gap = 2 + k
-    found = measured_room(code(dither(levels=levels, norm=norm)), jnp.asarray(x))
-    # A row ends with a part of a word, and with one more gap.
-    of_row = (32 + last_gap) / 1024
-    noise = 5 * spread / math.sqrt(SIZE)
-    assert expected - noise <= found <= expected + of_row + noise
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])
@@ -78,13 +40,16 @@ def test_the_expected_length_of_golomb_rice_is_that_of_drawn_levels(spread: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("levels", [3, 7, 15, 127])
+@pytest.mark.parametrize("levels", [7, 127])
 def test_rans_is_within_3_percent_of_the_entropy(levels: int) -> None:
     x = np.random.default_rng(1).normal(size=(1, 2**18)).astype(np.float32)
-    codes = levels_of(dither(levels=levels), jnp.asarray(x[0]))
+    inner, context = dither(levels=levels), Context.of(jnp.asarray(x[0]), 0)
+    context = context.replace(statistics=inner.measure(context, x[0]))
+    payload, _ = inner.encode(context, jnp.asarray(x[0]))
+    codes = np.asarray(inner.fast.integers.split(context, payload)[0])
     p = np.bincount(codes + levels) / codes.size
     entropy = -np.sum(p[p > 0] * np.log2(p[p > 0]))
-    found = measured_room(rans(dither(levels=levels)), jnp.asarray(x))
+    found = measured_room(rans(inner), jnp.asarray(x))
     with_all = found + (16 * 128 + 16 * (2 * levels + 1)) / codes.size  # headers and counts
     assert entropy < found < with_all < 1.03 * entropy
 
@@ -112,48 +77,26 @@ def traced(codec: Codec, size: int) -> tuple[Any, Any]:
         context = context.replace(statistics=codec.measure(context, x))
         return context.received(), codec.encode(context, x)[0]
 
-    def decode(context: Context, payload: Any) -> jax.Array:
-        return codec.decode(context, payload)
-
     x = jax.ShapeDtypeStruct((size,), jnp.float32)
-    return jax.make_jaxpr(encode)(x), jax.make_jaxpr(decode)(*jax.eval_shape(encode, x))
+    return jax.make_jaxpr(encode)(x), jax.make_jaxpr(codec.decode)(*jax.eval_shape(encode, x))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "codec",
-    [
-        elias(dither(levels=7)),
-        golomb_rice(dither(levels=1, norm="l2")),
-        rans(dither(levels=7)),
-    ],
-    ids=["elias", "golomb_rice", "rans"],
-)
-def test_at_most_4096_steps_whatever_the_size(codec: Codec) -> None:
-    for size in (10**4, 10**8):
-        for end in traced(codec, size):
-            assert 100 < steps_of(end.jaxpr) <= 4096
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2**24 + 1, 2**20 * 33])
-@pytest.mark.parametrize("code", [elias, golomb_rice, rans], ids=lambda code: code.__name__)
-def test_large_units_without_running_them(code: Any, size: int) -> None:
-    _, decode = traced(code(dither(levels=7)), size)
-    assert decode.out_avals[0].shape == (size,)
+@pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
+def test_at_most_4096_steps_whatever_the_size(code: Any) -> None:
+    for size in (10**4, 2**24 + 1, 10**8):
+        encode, decode = traced(code(dither(levels=7)), size)
+        assert 100 < steps_of(encode.jaxpr) <= 4096 and 100 < steps_of(decode.jaxpr) <= 4096
+        assert decode.out_avals[0].shape == (size,)
 
 
 def test_what_is_sent() -> None:
     """The room, headers and counts by hand: 10,000 levels in 10 rows, or 5 for rANS."""
     x = jax.random.normal(jax.random.key(0), (3, 10_000))
-    sizes = {
-        elias: math.ceil(3 * 10_000 / 32) + 64 + 10 // 2,
-        golomb_rice: math.ceil(3 * 10_000 / 32) + 64 + 10 // 2,
-        rans: math.ceil(3 * 10_000 / 32) + 64 + 3 + 8,
-    }
-    for code, words in sizes.items():
-        codec = code(dither(levels=7), room=3.0)
-        tx = jaxcomm.all_gather_mean(codec)
+    room = math.ceil(3 * 10_000 / 32) + 64
+    for code, headers in ((elias, 10 // 2), (golomb_rice, 10 // 2), (rans, 3 + 8)):
+        tx = jaxcomm.all_gather_mean(code(dither(levels=7), room=3.0))
         run, state = aggregator(tx, 3, "checked"), abstract(tx, x, "checked")
         sent = jaxcomm.wire.account(run, x, state, jnp.ones(3)).collectives[0].bytes_per_worker
-        assert sent == 2 * 4 * (words + 2)  # to 2 workers; the norm and the flag are a word each
+        assert sent == 2 * 4 * (
+            room + headers + 2
+        )  # to 2 workers; the norm and the flag are a word each

@@ -13,21 +13,18 @@ from jaxcomm import Codec, Context, Fast
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.low_rank import projection
 from jaxcomm.compression.quantizers import dither, min_max_dither, scaled_signs, ternary
 from jaxcomm.compression.sparsifiers import stc, top_k
+from tests.codecs import run
 from tests.slow import slow
 
 SIZE, WORKERS = 5000, 3
 
 
 def given(kind: str = "normal", size: int = SIZE) -> jax.Array:
-    rng = np.random.default_rng(0)
-    x = {
-        "normal": rng.normal(size=(WORKERS, size)),
-        "extreme": np.sign(rng.normal(size=(WORKERS, size))),
-        "zero": np.zeros((WORKERS, size)),
-    }
-    return jnp.asarray(x[kind], jnp.float32)
+    x = np.random.default_rng(0).normal(size=(WORKERS, size))
+    return jnp.asarray(np.sign(x) if kind == "extreme" else x, jnp.float32)
 
 
 @functools.cache
@@ -40,16 +37,12 @@ LOSSLESS = [
     (elias, dither(levels=7)),
     slow(golomb_rice, dither(levels=1, norm="l2")),
     slow(rans, min_max_dither(levels=16)),
-    slow(elias, min_max_dither(levels=5)),
     slow(elias, blockwise(dither(levels=7), 512)),
-    slow(rans, blockwise(dither(bits=8), 300)),
-    slow(golomb_rice, ternary()),
     slow(rans, ternary(clip=2.5)),
     slow(golomb_rice, top_k(ratio=0.05)),
-    slow(elias, top_k(ratio=0.05)),
-    slow(golomb_rice, stc(ratio=0.05)),
+    slow(elias, stc(ratio=0.05)),
     slow(functools.partial(elias, room=40.0), dither(bits=32)),
-    slow(elias, scaled(dither(levels=7))),
+    slow(golomb_rice, scaled(dither(levels=7))),
 ]
 
 
@@ -68,7 +61,7 @@ def revealed(inner: Codec) -> Codec:
 def test_without_loss(code: Any, inner: Codec) -> None:
     """The integers are equal bit for bit, also of a NaN and an infinity."""
     spoilt = given()[0].at[17].set(jnp.nan).at[300].set(jnp.inf)
-    x = jnp.stack([given()[0], given("zero")[0], spoilt])
+    x = jnp.stack([given()[0], jnp.zeros(SIZE), spoilt])
 
     def decoded(codec: Codec) -> jax.Array:
         def one(x: jax.Array) -> jax.Array:
@@ -79,14 +72,6 @@ def test_without_loss(code: Any, inner: Codec) -> None:
         return jax.jit(jax.vmap(one))(x)
 
     np.testing.assert_array_equal(decoded(code(revealed(inner))), decoded(revealed(inner)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("code", "inner"), LOSSLESS)
-def test_the_mean_is_that_of_the_codec(code: Any, inner: Codec) -> None:
-    x = given()
-    np.testing.assert_allclose(mean_of(code(inner))(x), mean_of(inner)(x), rtol=1e-4, atol=1e-6)
-    assert np.isnan(mean_of(code(inner))(x.at[0, 17].set(jnp.nan))).all()
 
 
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
@@ -130,8 +115,8 @@ def test_levels_that_do_not_fit(code: Any) -> None:
     inner, room, width = dither(levels=7), 1.0, 4
     strict, dropping = code(inner, room=room), code(inner, room=room, overflow="drop")
     assert np.isnan(decoder(strict)(x, keys(1))[0]).all()
-    exact = decoder(code(inner, room=64.0))(x, keys(20))[0]
-    found, overflow = decoder(dropping)(x, keys(20))
+    exact = decoder(code(inner, room=64.0))(x, keys(8))[0]
+    found, overflow = decoder(dropping)(x, keys(8))
     plain = 32 * (int(room * SIZE / 32 + 64) + 1) // width
     for row, whole, dropped in zip(np.asarray(found), np.asarray(exact), overflow, strict=True):
         sent = np.flatnonzero(row)
@@ -149,7 +134,7 @@ def test_indices_that_do_not_fit(inner: Codec) -> None:
     dropping = golomb_rice(inner, room=room, overflow="drop")
     assert np.isnan(decoder(golomb_rice(inner, room=room))(x, keys(1))[0]).any()
     whole = np.asarray(decoder(golomb_rice(inner, room=64.0))(x, keys(1))[0][0])
-    found, overflow = decoder(dropping)(x, keys(20))
+    found, overflow = decoder(dropping)(x, keys(8))
     for row, dropped in zip(np.asarray(found), overflow, strict=True):
         sent = np.flatnonzero(row)
         np.testing.assert_array_equal(row[sent], whole[sent])
@@ -161,14 +146,9 @@ def test_indices_that_do_not_fit(inner: Codec) -> None:
 
 @pytest.mark.slow
 def test_feedback_keeps_what_does_not_fit() -> None:
-    codec = error_feedback(elias(dither(levels=127), room=7.0))
-    x = given("extreme")[0]
-    context = Context.of(x, memory=codec.init(x))
-    context = context.replace(statistics=codec.measure(context, x))
-    payload, memory = codec.encode(context, x)
-    sent = codec.decode(context.received(), payload)
-    assert np.isfinite(sent).all()
-    np.testing.assert_allclose(sent + memory.own.kept, x, atol=1e-6)
+    x = given("extreme")[:1]
+    (decoded,), (kept,), _ = run(error_feedback(elias(dither(levels=127), room=7.0)), x)
+    np.testing.assert_allclose(decoded + kept, x[0], atol=1e-6)
 
 
 def test_claims() -> None:
@@ -190,23 +170,18 @@ def test_mistakes() -> None:
         rans(error_feedback(inner))
     with pytest.raises(ValueError, match="`rans` needs a codec of levels, such as"):
         rans(top_k(k=3))
-    with pytest.raises(ValueError, match="`codec` must be a codec"):
-        elias(dither)
     with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
         mean_of(rans(dither(levels=4095)))(given())
     with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):
         mean_of(elias(dither(levels=2**20)))(given())
-    with pytest.raises(ValueError, match=r"`updates` must be \[samples, ...\].* \(5,\)"):
-        measured_room(elias(inner), jnp.zeros(5))
-
-
-@pytest.mark.parametrize("codec", [elias(dither()), error_feedback(elias(dither()))])
-def test_sums_are_refused(codec: Codec) -> None:
-    for aggregator in (jaxcomm.all_reduce_mean, jaxcomm.merged_mean):
+    sums = (
+        jaxcomm.all_reduce_mean,
+        jaxcomm.merged_mean,
+        lambda c: projection(2, "right", factor_codec=c),
+    )
+    for make in sums:
         with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
-            aggregator(codec)
-    with pytest.raises(ValueError, match="variable-length code `elias` cannot be added"):
-        jaxcomm.compression.low_rank.projection(2, "right", factor_codec=codec)
+            make(error_feedback(elias(inner)))
 
 
 @pytest.mark.slow

@@ -7,9 +7,7 @@ import pytest
 import scipy.stats
 
 import jaxcomm
-from jaxcomm.compression.quantizers import exponential_dither
 from pallas_kernels import exponential
-from tests.codecs import context_of
 from tests.slow import slow
 from tests.workers import draws
 
@@ -22,72 +20,59 @@ def _value(codes: np.ndarray) -> np.ndarray:
     return np.where(exponents == 0, 0.0, np.where(codes & 128, -1.0, 1.0) * 2.0**-exponents)
 
 
-def _code(sign: int, exponent: int) -> int:
-    return exponent | (128 if sign < 0 else 0)
-
-
-def round_to_powers(y: jax.Array, key: jax.Array) -> jax.Array:
+def round_to_powers(y: jax.Array, key: jax.Array) -> np.ndarray:
     """`y` of at most 1/2, the largest that has a code."""
-    return exponential.encode(2 * y, jnp.float32(1), jax.random.key_data(key), headroom=1)
+    codes = exponential.encode(2 * y, jnp.float32(1), jax.random.key_data(key), headroom=1)
+    return np.asarray(codes)
 
 
+@jax.jit
 def add_codes(a: jax.Array, b: jax.Array, key: jax.Array) -> jax.Array:
     return exponential.add(a, b, jax.random.key_data(key))
 
 
 def test_the_papers_example() -> None:
     # 0.3 lies between 0.25 and 0.5 and goes up with probability 20 %.
-    codes = np.asarray(round_to_powers(jnp.full(DRAWS, 0.3), jax.random.key(0)))
+    codes = round_to_powers(jnp.full(DRAWS, 0.3), jax.random.key(0))
     assert set(np.unique(codes)) == {1, 2}
     assert scipy.stats.binomtest(int(np.sum(codes == 1)), DRAWS, 0.2).pvalue > 1e-6
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("y", [0.5, 0.25, -0.125, 2.0**-126, 0.0, -0.0])
-def test_powers_of_two_and_zero_are_exact(y: float) -> None:
-    codes = np.asarray(round_to_powers(jnp.full(100, y, jnp.float32), jax.random.key(0)))
-    np.testing.assert_array_equal(_value(codes), y)
+def test_powers_of_two_and_zero_are_exact() -> None:
+    y = np.tile(np.float32([0.5, 0.25, -0.125, 2.0**-126, 0.0, -0.0]), 100)
+    np.testing.assert_array_equal(_value(round_to_powers(jnp.asarray(y), jax.random.key(0))), y)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((1, 3), (1, 3)), ((1, 3), (1, 4)), ((1, 3), (1, 6)), ((1, 3), (-1, 3)), ((1, 3), (-1, 4)),
-        ((1, 3), (-1, 6)), ((-1, 5), (1, 2)), ((-1, 2), (-1, 5)), ((1, 1 + 1), (1, 100)),
-    ],
-)  # fmt: skip
-def test_sums_have_the_exact_mean(a: tuple[int, int], b: tuple[int, int]) -> None:
-    left, right = jnp.full(DRAWS, _code(*a), jnp.uint8), jnp.full(DRAWS, _code(*b), jnp.uint8)
-    total = _value(np.asarray(add_codes(left, right, jax.random.key(1))))
-    exact = a[0] * 2.0 ** -a[1] + b[0] * 2.0 ** -b[1]
-    powers = np.unique(np.abs(total[total != 0]))
-    assert np.all(np.log2(powers) == np.round(np.log2(powers))) and len(powers) <= 2
-    deviation = total.std() / DRAWS**0.5
-    unseen = 20 * 2.0 ** -min(a[1], b[1]) / DRAWS
-    assert abs(total.mean() - exact) <= 5.5 * deviation + unseen
-    assert np.mean(total**2) <= 9 / 8 * exact**2 + 6 * np.std(total**2) / DRAWS**0.5 + unseen**2
-    np.testing.assert_array_equal(
-        np.asarray(add_codes(right, left, jax.random.key(1))) & 127, _value_exponents(total)
-    )
-
-
-def _value_exponents(total: np.ndarray) -> np.ndarray:
-    safe = np.where(total == 0, 1, np.abs(total))
-    return np.where(total == 0, 0, -np.log2(safe)).astype(np.uint8)
+def test_sums_have_the_exact_mean() -> None:
+    """Of one number at the other end of the exponents, of like and of opposite signs."""
+    signs = np.array([(1, 1), (1, 1), (1, 1), (1, -1), (1, -1), (1, -1), (-1, 1), (-1, -1), (1, 1)])
+    powers = np.array([(3, 3), (3, 4), (3, 6), (3, 3), (3, 4), (3, 6), (5, 2), (2, 5), (2, 100)])
+    codes = (powers + np.where(signs < 0, 128, 0)).astype(np.uint8)
+    left, right = (jnp.asarray(np.tile(each[:, None], DRAWS)) for each in codes.T)
+    totals = _value(np.asarray(add_codes(left, right, jax.random.key(1))))
+    exact = np.sum(signs * 2.0**-powers, axis=1)
+    for total, sum_, unit in zip(totals, exact, powers, strict=True):
+        found = np.unique(np.abs(total[total != 0]))
+        assert len(found) <= 2 and np.all(np.log2(found) == np.round(np.log2(found)))
+        unseen = 20 * 2.0 ** -unit.min() / DRAWS
+        assert abs(total.mean() - sum_) <= 5.5 * total.std() / DRAWS**0.5 + unseen
+        squares = total**2
+        slack = 6 * squares.std() / DRAWS**0.5 + unseen**2
+        assert squares.mean() <= 9 / 8 * sum_**2 + slack
+    swapped = _value(np.asarray(add_codes(right, left, jax.random.key(1))))
+    np.testing.assert_array_equal(np.abs(swapped), np.abs(totals))
 
 
 def test_zero_is_neutral_and_opposites_cancel() -> None:
     codes = jnp.arange(256, dtype=jnp.uint8)
     codes = codes[codes & 127 != 0]
-    zero = jnp.zeros_like(codes)
-    key, add = jax.random.key(2), jax.jit(add_codes)
-    np.testing.assert_array_equal(add(codes, zero, key), codes)
-    np.testing.assert_array_equal(add(zero, codes, key), codes)
-    np.testing.assert_array_equal(add(codes, codes ^ 128, key), zero)
+    zero, key = jnp.zeros_like(codes), jax.random.key(2)
+    np.testing.assert_array_equal(add_codes(codes, zero, key), codes)
+    np.testing.assert_array_equal(add_codes(zero, codes, key), codes)
+    np.testing.assert_array_equal(add_codes(codes, codes ^ 128, key), zero)
 
 
-@pytest.mark.parametrize("workers", [5, slow(1), slow(2), slow(3), slow(8), slow(16), slow(64)])
+@pytest.mark.parametrize("workers", [5, slow(1), slow(3), slow(64)])
 def test_exponents_never_leave_their_field(workers: int) -> None:
     # All workers at the extreme: the sum must not carry out of the exponents, which would read 0.
     tx = jaxcomm.global_qsgd(dithering="exponential")
@@ -97,9 +82,7 @@ def test_exponents_never_leave_their_field(workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8)), 16]
-)
+@pytest.mark.parametrize("workers", [4, 16])
 def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     # Workers hold one vector of magnitude 4/3 of a power of two, where one rounding is worst.
     given = jnp.full((workers, 2000), 4 / 3).at[:, 0].set(2.0)
@@ -116,17 +99,6 @@ def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     assert growth["two_stage"] <= growth["tree"] * 1.02
 
 
-@pytest.mark.parametrize(("workers", "theta"), [(16, 0.417), slow(4, 0.245), slow(64, 0.66)])
-def test_theta_of_gaussian_updates(workers: int, theta: float) -> None:
-    # Values of theta * n that an independent simulation gave for iid normal inputs.
-    rng = np.random.default_rng(0)
-    given = rng.normal(size=(workers, 500)).astype(np.float32)
-    tx = jaxcomm.global_qsgd(dithering="exponential")
-    errors = np.sum((draws(tx, jnp.asarray(given), 40) - given.mean(axis=0)) ** 2, axis=1)
-    measured = errors.mean() * workers**2 / np.sum(given.astype(np.float64) ** 2)
-    np.testing.assert_allclose(measured, theta, rtol=0.12)
-
-
 def test_workers_draw_apart() -> None:
     # Opposite updates of equal magnitude cancel under a common coin, and rarely under own ones.
     given = jnp.array([[1.0, *[0.7] * 500], [1.0, *[-0.7] * 500]])
@@ -134,19 +106,7 @@ def test_workers_draw_apart() -> None:
     assert 100 < np.sum(result[1:] != 0) < 400
 
 
-@pytest.mark.parametrize(
-    "options", [{"levels": 4}, {"bits": 4}, {"norm": "l2"}, {"reduce": "sum"}, {"reduce": "ring"}]
-)
+@pytest.mark.parametrize("options", [{"levels": 4}, {"norm": "l2"}, {"reduce": "sum"}])
 def test_options_that_do_not_go_with_exponents(options: dict) -> None:
-    with pytest.raises(ValueError, match=r"dithering|combine|`reduce` must be one of"):
+    with pytest.raises(ValueError, match=r"dithering|combine"):
         jaxcomm.global_qsgd(dithering="exponential", **options)
-    with pytest.raises(ValueError, match="`dithering` must be one of"):
-        jaxcomm.global_qsgd(dithering="natural")
-    with pytest.raises(ValueError, match="`merged_mean` needs a merge"):
-        jaxcomm.global_qsgd(reduce="tree")
-
-
-def test_codes_are_bytes() -> None:
-    codec, x = exponential_dither(), jnp.linspace(-1, 1, 7)
-    payload, _ = codec.encode(context_of(codec, x, workers=4), x)
-    assert payload.codes.dtype == jnp.uint8 and payload.codes.shape == (7,)

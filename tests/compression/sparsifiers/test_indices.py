@@ -31,24 +31,20 @@ def drawn(count: int, size: int) -> list[np.ndarray]:
     return [random, np.arange(count), np.arange(size - count, size)]
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("size", [1, 2, 32, slow(333)])
+@pytest.mark.parametrize("size", [32, slow(1), slow(2), slow(333)])
 def test_round_trip(size: int) -> None:
-    for count in sorted({0, 1, size // 5, size - 1, size}):
+    for count in sorted({0, size // 5, size}):
         for distinct in (True, False):
             round_trip(drawn(count, size), choose_layout(count, size, distinct=distinct))
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("low", [0, 3, slow(1), slow(6)])
-@pytest.mark.parametrize("count", [0, 1, 40, slow(100)])
-def test_round_trip_of_elias_fano(count: int, low: int) -> None:
-    round_trip(drawn(count, 100), IndexCode("elias_fano", count, 100, 100, low))
-
-
-@pytest.mark.parametrize("code", ["fixed", "bitmap"])
-def test_round_trip_of_other_codes(code: str) -> None:
-    round_trip(drawn(40, 100), IndexCode(code, 40, 100, 100, 0))
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 40, 100])
+def test_round_trip_of_each_code(count: int) -> None:
+    for low in (0, 1, 3, 6):
+        round_trip(drawn(count, 100), IndexCode("elias_fano", count, 100, 100, low))
+    for code in ("fixed", "bitmap"):
+        round_trip(drawn(count, 100), IndexCode(code, count, 100, 100, 0))
 
 
 def test_repeated_indices_come_back() -> None:
@@ -62,14 +58,7 @@ def test_repeated_indices_come_back() -> None:
         round_trip([indices], layout)
 
 
-def test_nothing_takes_no_bits() -> None:
-    for size in (0, 1, 100):
-        layout = choose_layout(0, size)
-        assert layout.bits == 0
-        round_trip([np.zeros(0)], layout)
-
-
-@pytest.mark.parametrize("width", [1, 4, 5, 300])
+@pytest.mark.parametrize("width", [5, slow(1), slow(4), slow(300)])
 def test_round_trip_of_blocks(width: int) -> None:
     blocks, each = 7, min(2, width)
     rng = np.random.default_rng(width)
@@ -79,7 +68,7 @@ def test_round_trip_of_blocks(width: int) -> None:
     assert layout.bits <= blocks * each * math.ceil(math.log2(width))
 
 
-@pytest.mark.parametrize("count, size", [(1, 1000), (10, 1000), (250, 1000), (2**14, 2**20)])
+@pytest.mark.parametrize(("count", "size"), [(1, 1000), (250, 1000), (2**14, 2**20)])
 def test_length_of_elias_fano(count: int, size: int) -> None:
     layout = choose_layout(count, size)
     assert layout.code == "elias_fano" or layout.bits <= size
@@ -90,12 +79,3 @@ def test_length_of_elias_fano(count: int, size: int) -> None:
     ways = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
     information = ways / math.log(2)
     assert information <= layout.bits <= information + 0.8 * count + 1
-
-
-def test_an_index_costs_half_a_bit_more_than_the_entropy() -> None:
-    # About 2 + log2(d / k) bits an index, as the documentation says.
-    for ratio, bits in ((0.01, 8.6), (0.001, 11.98)):
-        layout = choose_layout(round(ratio * 10**6), 10**6)
-        assert layout.bits / (ratio * 10**6) == pytest.approx(bits, abs=0.05)
-        entropy = -math.log2(ratio) - (1 - ratio) / ratio * math.log2(1 - ratio)
-        assert 0.3 < layout.bits / (ratio * 10**6) - entropy < 0.6

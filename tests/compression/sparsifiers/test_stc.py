@@ -5,45 +5,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Context
+from jaxcomm import Context
 from jaxcomm.compression.sparsifiers import stc
-
-
-def sent(codec: Codec, x: np.ndarray, count: int = 1) -> np.ndarray:
-    @jax.jit
-    def once(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(Context.of(x), x)
-        return codec.decode(Context.of(x).received(count), payload)
-
-    return np.asarray(once(jnp.asarray(x, jnp.float32)), np.float64)
+from tests.codecs import sent
+from tests.slow import slow
 
 
 def test_the_largest_become_their_mean_magnitude() -> None:
-    x = np.random.default_rng(0).normal(size=(9, 11))
-    result = sent(stc(k=13), x)
-    places = np.argsort(-np.abs(x).ravel())[:13]
+    x = np.random.default_rng(0).normal(size=(9, 11)).astype(np.float32)
+    result, places = sent(stc(k=13), x), np.argsort(-np.abs(x).ravel())[:13]
     expected = np.zeros(99)
     expected[places] = np.sign(x.ravel()[places]) * np.abs(x.ravel()[places]).mean()
     np.testing.assert_allclose(result.ravel(), expected, rtol=1e-6)
-    np.testing.assert_allclose(sent(stc(k=13), x, count=4), result / 4, rtol=1e-6)
     # What is sent is orthogonal to what is left out.
     assert abs(np.sum((x - result) * result)) < 1e-5
+    payload, _ = jax.jit(stc(k=13).encode)(Context.of(x), jnp.asarray(x))
+    quarter = jax.jit(stc(k=13).decode)(Context.of(x).received(4), payload)
+    np.testing.assert_allclose(quarter, result / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1e20, 3e37])
+@pytest.mark.parametrize("scale", [3e37, slow(1e-37)])
 def test_means_neither_vanish_nor_overflow(scale: float) -> None:
     x = np.array([3.0, -3.0, 3.0, 3.0, 0.0]) * scale
     np.testing.assert_allclose(sent(stc(k=4), x), x, rtol=1e-6)
 
 
-def test_the_largest_float_stays_finite() -> None:
-    x = np.full(1000, np.finfo(np.float32).max)
-    np.testing.assert_array_equal(sent(stc(ratio=1.0), x), x)
-
-
-@pytest.mark.parametrize("shape", [(0,), (), (1,), (2, 0)])
-def test_edges_of_shape(shape: tuple[int, ...]) -> None:
-    np.testing.assert_array_equal(sent(stc(ratio=0.01), np.full(shape, -2.0)), np.full(shape, -2.0))
+@pytest.mark.parametrize("x", [np.full(1000, 3.4e38), slow(np.zeros((2, 0))), slow(np.array(-2.0))])
+def test_equal_coordinates_are_exact(x: np.ndarray) -> None:
+    np.testing.assert_array_equal(sent(stc(ratio=1.0), x), x.astype(np.float32))
 
 
 def test_the_bound_is_attained() -> None:
@@ -53,8 +42,3 @@ def test_the_bound_is_attained() -> None:
         np.testing.assert_allclose(1 - left, delta, rtol=1e-5)
         assert codec.claims.contraction(100, 1) <= delta * (1 + 1e-9)
     assert stc(k=10).claims.contraction(100, 1) == 1 / 10
-
-
-def test_one_option_of_two() -> None:
-    with pytest.raises(ValueError, match="exactly one of `ratio` and `k`"):
-        stc()

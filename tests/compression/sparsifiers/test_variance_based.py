@@ -1,12 +1,11 @@
 """Variance-based: what agrees from step to step is sent, noise waits, and nothing is lost."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxcomm.compression.sparsifiers import variance_based
-from tests.codecs import context_of, run, send
+from tests.codecs import payload_of, run, send
 from tests.slow import slow
 
 
@@ -44,50 +43,19 @@ def test_against_numpy(alpha: float, k: int) -> None:
     given = (rng.normal(size=(12, 30)) + 0.5) * 10.0 ** rng.uniform(-2, 0, 30)
     given = given.astype(np.float32)
     codec = variance_based(alpha=alpha, decay=0.9, k=k)
-    sent, kept, memory = run(codec, jnp.asarray(given))
+    sent, _, memory = run(codec, given)
     expected, lost = oracle(given.astype(np.float64), alpha, 0.9, k)
     np.testing.assert_array_equal(sent, expected)
     assert np.count_nonzero(sent) > 12 and memory.report.overflow == lost
-    np.testing.assert_allclose(
-        np.cumsum(sent, axis=0) + kept, np.cumsum(given, axis=0), rtol=0, atol=1e-5
-    )
 
 
-def test_what_agrees_is_sent_again_and_again_and_noise_seldom() -> None:
-    steps, d = 300, 40
-    rng = np.random.default_rng(4)
-    noise = rng.choice([-1.0, 1.0], size=(steps, d))
-    given = np.concatenate([np.ones((steps, d)), noise], axis=1)
-    sent, _, _ = run(variance_based(alpha=2.0, ratio=1.0), jnp.asarray(given, jnp.float32))
-    constant, random = (np.count_nonzero(part) / (steps * d) for part in np.split(sent, 2, axis=1))
-    # r^2 = t^2 exceeds 2 v = 2 t from t = 3 on; rounding may leave a start to the next run.
-    assert 1 / 3 <= constant <= 1 / 2
-    assert random < constant / 3
-    # Half of what is sent of noise never arrives; of the constant all but the last few steps.
-    np.testing.assert_allclose(sent[:, :d].sum(axis=0), steps, atol=4)
-
-
-@pytest.mark.slow
-def test_a_higher_alpha_waits_longer() -> None:
-    given = jnp.asarray(np.random.default_rng(5).normal(size=(100, 50)) + 0.3, jnp.float32)
-    counts = [
-        np.count_nonzero(run(variance_based(alpha=alpha, ratio=1.0), given)[0])
-        for alpha in (1.0, 4.0)
-    ]
-    assert counts[0] > 2 * counts[1] > 0
-
-
-ALL = variance_based(ratio=1.0)
-
-
-@pytest.mark.parametrize("scale", [1e-37, 1.0, 3e37])
+@pytest.mark.parametrize("scale", [3e37, slow(1e-37)])
 def test_any_magnitude(scale: float) -> None:
     # Squares of these would not fit in float32.
-    x = jnp.asarray(np.array([1.0, -1.0, 0.6, 0.0]) * scale, jnp.float32)
-    given = jnp.stack([x, x])
-    sent, _, _ = run(ALL, given)
+    x = (np.array([1.0, -1.0, 0.6, 0.0]) * scale).astype(np.float32)
+    sent, _, _ = run(variance_based(ratio=1.0), np.stack([x, x]))
     assert not sent[0].any()
-    largest = 2.0 * np.float64(np.asarray(x)[0])
+    largest = 2.0 * np.float64(x[0])
     expected = [*rounded(largest * np.array([1.0, 1.0, 0.6]), largest), 0]
     np.testing.assert_array_equal(sent[1], np.array(expected) * [1, -1, 1, 1])
 
@@ -102,21 +70,7 @@ def test_what_is_too_small_waits() -> None:
     assert memory.report.overflow == 0
 
 
-def test_zeros_send_nothing() -> None:
-    codec = variance_based(alpha=0.5, k=3)
-    for shape in ((10,), (2, 0)):
-        sent, memory = send(codec, codec.init(jnp.zeros(shape)), jnp.zeros(shape))
-        assert sent.shape == shape and not sent.any() and not np.any(memory.own.kept)
-
-
 def test_four_bits_a_value() -> None:
-    codec = variance_based(k=1000)
-    payload = jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x)[0], jnp.ones(10**5))
+    payload = payload_of(variance_based(k=1000), (10**5,))
     assert payload.codes.shape == (-(-(4 * 1000 + 8) // 32),)
     assert {leaf.dtype for leaf in payload} == {jnp.dtype(jnp.uint32)}
-
-
-@pytest.mark.parametrize("name, value", [("alpha", 0), ("alpha", "1"), ("decay", 0), ("decay", 2)])
-def test_options_out_of_range(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        variance_based(**{name: value}, k=1)

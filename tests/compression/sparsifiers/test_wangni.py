@@ -7,10 +7,9 @@ import pytest
 
 from jaxcomm import Coins
 from jaxcomm.compression import _systematic
-from jaxcomm.compression.sparsifiers import _random_k, random_k, wangni
+from jaxcomm.compression.sparsifiers import _random_k, wangni
 from tests.cases._sampled import wangni_probabilities
-from tests.codecs import context_of, send
-from tests.laws.test_contraction import compressed
+from tests.codecs import context_of, sent
 from tests.slow import slow
 
 
@@ -18,10 +17,7 @@ def heavy(size: int) -> np.ndarray:
     return np.random.default_rng(size).standard_t(1.5, size=size).astype(np.float32)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "k, size", [(1, 7), slow(5, 64), slow(30, 64), slow(100, 10000), (3000, 10000)]
-)
+@pytest.mark.parametrize(("k", "size"), [(5, 64), slow(1, 7), slow(100, 10000), slow(3000, 10000)])
 def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
     x = heavy(size)
     codes = np.asarray(_random_k._codes(jnp.asarray(x), k), np.float64)
@@ -31,10 +27,10 @@ def test_probabilities_are_those_of_the_paper(k: int, size: int) -> None:
     assert codes.sum() <= k * one and codes.max() <= one and np.all(codes[x != 0] > 0)
 
 
-@pytest.mark.parametrize("k", [1, 2**7, 2**20, 2**26, 2**28])
-def test_sums_of_probabilities_cannot_wrap(k: int) -> None:
-    one = 2 ** _systematic.digits(k)
-    assert one >= 8 and 2**30 < k * one <= 2**31
+def test_sums_of_probabilities_cannot_wrap() -> None:
+    for k in (1, 2**7, 2**20, 2**26, 2**28):
+        one = 2 ** _systematic.digits(k)
+        assert one >= 8 and 2**30 < k * one <= 2**31
     assert 2**31 + _random_k.MOST_COORDINATES < 2**32
 
 
@@ -50,65 +46,16 @@ def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch)
     assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) > 0)
 
 
-def test_offsets_are_drawn_anew() -> None:
-    codes = jnp.full(64, 2 ** _systematic.digits(4) // 16, jnp.uint32)
-    keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = jax.jit(jax.vmap(lambda key: _systematic.draw(codes, 4, key)))(keys)
-    frequencies = np.bincount(np.asarray(drawn).ravel(), minlength=64) / 4000
-    np.testing.assert_allclose(frequencies, 1 / 16, atol=5 * 0.25 / 4000**0.5)
-
-
-def test_values_are_divided_by_their_probability() -> None:
-    x = heavy(40)
-    p = wangni_probabilities(x.astype(np.float64), 10)
-    q, _ = send(wangni(k=10), (), jnp.asarray(x))
-    assert 9 <= np.count_nonzero(q) <= 10
-    np.testing.assert_allclose(q[q != 0], (x / p)[q != 0], rtol=1e-5)
-    sure = p == 1
-    assert sure.any() and not sure.all()
-    np.testing.assert_allclose(q[sure], x[sure], rtol=1e-5)
-
-
 def test_all_of_it_is_the_identity() -> None:
     x = heavy(33)
     x[5] = 0
     for codec in (wangni(ratio=1.0), wangni(k=100)):
-        np.testing.assert_array_equal(send(codec, (), jnp.asarray(x))[0], x)
+        np.testing.assert_array_equal(sent(codec, x), x)
         assert codec.claims.variance(33, 1) == 0
 
 
-EIGHT = wangni(k=8)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("scale", [1e-37, slow(1.0), 3e36])
-def test_any_magnitude(scale: float) -> None:
-    x = (np.linspace(-1, 1, 24) * scale).astype(np.float32)
-    q = compressed(EIGHT, jnp.asarray(x), 400)
-    assert np.all(np.isfinite(q)) and np.all(np.count_nonzero(q, axis=1) <= 8)
-    assert np.abs(q.mean(axis=0) - x).max() <= 5 * 3 * scale / 400**0.5
-    assert np.all(q[:, x == 0] == 0)
-
-
 @pytest.mark.slow
-def test_the_variance_is_far_below_that_of_random_coordinates() -> None:
-    x = heavy(2000)
-    errors = [
-        np.mean(np.sum((compressed(codec, jnp.asarray(x), 200) - x) ** 2, axis=1)) / np.sum(x**2)
-        for codec in (wangni(ratio=0.05), random_k(ratio=0.05))
-    ]
-    assert errors[0] < errors[1] / 4
-    assert errors[0] <= wangni(ratio=0.05).claims.variance(2000, 1) == pytest.approx(19, rel=1e-4)
-
-
-def test_too_many_coordinates() -> None:
-    codec, x = wangni(k=5), jax.ShapeDtypeStruct((2**28 + 1,), jnp.float32)
-    with pytest.raises(ValueError, match="at most 268435456: split the leaf"):
-        jax.eval_shape(lambda x: codec.encode(context_of(codec, x), x), x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("k", "size"), [(1, 2**24 + 2**10), (3, 2**26), (1, 2**27)])
+@pytest.mark.parametrize(("k", "size"), [(1, 2**24 + 2**10), (3, 2**26)])
 def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
     codec, key = wangni(k=k), jax.random.key(0)
 
@@ -122,12 +69,10 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
     assert float(total(jnp.ones(size))) == pytest.approx(size, rel=0.15)
 
 
-@pytest.mark.parametrize("k", [1, 2, 100, 2**20])
-def test_every_coordinate_has_a_part_of_the_room(k: int) -> None:
-    for size in (2**20, 2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
-        if size <= k:
-            continue
-        room = k * 2 ** _systematic.digits(k)
-        assert size < room * (1 - _systematic.SLACK) and room <= 2**31
-        # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
-        assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k
+def test_every_coordinate_has_a_part_of_the_room() -> None:
+    for k in (1, 2, 100, 2**20):
+        for size in (2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
+            room = k * 2 ** _systematic.digits(k)
+            assert size < room * (1 - _systematic.SLACK) and room <= 2**31
+            # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
+            assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k
