@@ -16,7 +16,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxcomm", "pallas_kernels")
-COMMON = {"tests/workers.py", "tests/codecs.py", "tests/conftest.py", "pyproject.toml"}
+COMMON = (
+    "jaxcomm/catalogue/",
+    "tests/cases/",
+    "tests/laws/",
+    "tests/workers.py",
+    "tests/codecs.py",
+    "tests/conftest.py",
+    "pyproject.toml",
+)
 FEW = 15  # Rows; a file that more rows use is shared.
 
 
@@ -125,7 +133,7 @@ def chosen_rows(families: Iterable[list[Any]], changed: set[str]) -> tuple[set[s
         if len(makers) <= FEW:
             own |= makers
         # The tests themselves, and the helpers of rows, belong to all rows.
-        everybody = file.startswith(("tests/cases/", "tests/laws/")) or file in COMMON
+        everybody = file.startswith(COMMON)
         reached = users(file)
         for family in families:
             touched = [name for name, files in family if everybody or files & reached]

@@ -107,9 +107,16 @@ def _enough_devices() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Every test under tests/laws carries the marker `law`; those of a row run in one process.
 
-    They share compiled programs there, and compiling is what takes the time.
+    They share compiled programs there, and compiling is what takes the time. The public names that
+    a row is made of select its tests, too: `-k error_feedback`.
     """
+    from jaxcomm.catalogue import METHODS
+
     for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        for value in values:
+            method = METHODS.get(getattr(value, "name", value if isinstance(value, str) else ""))
+            item.extra_keyword_matches.update(method.words if method else ())
         if item.nodeid.startswith("tests/laws/"):
             item.add_marker(pytest.mark.law)
             case = getattr(item, "callspec", None) and item.callspec.params.get("case")

@@ -1,5 +1,6 @@
 """What the catalogue holds of a method, and the sizes at which it builds one."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -142,6 +143,7 @@ class Method(NamedTuple):
       family: Methods of one family share most of their code.
       codec: The codec, where the method is one aggregator of one codec; without its feedback.
       feedback: What keeps the residual of the codec.
+      parts: Public functions that it is made of, beside those in its call.
       graph: `workers -> graph`, or another mixing, of gossip.
     """
 
@@ -161,7 +163,13 @@ class Method(NamedTuple):
     family: str = ""
     codec: CodecOf | None = None
     feedback: Callable[[Codec], Codec] | None = None
+    parts: tuple[str, ...] = ()
     graph: Callable[[int], Any] | None = None
+
+    @property
+    def words(self) -> set[str]:
+        """Its name, and the names in its call and of its parts: what selects its tests."""
+        return {self.name, *re.findall(r"\w+", self.call), *self.parts}
 
     @property
     def is_unbiased(self) -> bool:
