@@ -1,6 +1,5 @@
 """docs/methods.md is written from the catalogue, whose calls, builders and formulas agree."""
 
-import functools
 import math
 import re
 from typing import Any
@@ -12,9 +11,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import compression
 from jaxcomm.catalogue import LARGE, METHODS, TINY, Method
-from jaxcomm.compression import feedback, low_rank
 from tests.cases import CASES, Case, page
 from tests.cases._gossip import GOSSIP, GossipCase
 from tests.mutants import remembers
@@ -28,19 +25,6 @@ STEPS = 4
 COLUMNS = 10  # Shape of the one large leaf, whose rows are sparse or not.
 LINES = [method for method in METHODS.values() if not method.like]
 LOCAL = ("gossip", "local")
-
-
-@functools.cache
-def names(size: int) -> dict[str, Any]:
-    """What the page defines before its lines, at `size` coordinates, and what variants need."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert block.count("n, d = 8, 10_000 ") == 1
-    given = {name: getattr(compression, name) for name in compression.__all__}
-    given |= {name: getattr(feedback, name) for name in feedback.__all__}
-    given["low_rank"] = low_rank
-    given["directed"] = METHODS["sgp_directed"].graph(WORKERS)
-    exec(block.replace("n, d = 8, 10_000 ", f"n, d = {WORKERS}, {size} "), given)
-    return given
 
 
 def updates_of(size: int, sparse: bool = False) -> dict[str, jax.Array]:
@@ -101,7 +85,7 @@ def largest(tree: Any) -> float:
 
 
 def check_mean(method: Method, size: int) -> None:
-    tx = eval(method.call, names(size))
+    tx = eval(method.call, page.names(size))
     of_rows = "density=" in method.call  # For updates of which most rows are zero.
     updates = updates_of(size, of_rows)
     if of_rows and "sparse=" not in method.call:
@@ -119,9 +103,9 @@ def check_mean(method: Method, size: int) -> None:
 
 
 def check_parameters(method: Method, size: int) -> None:
-    tx = eval(method.call, names(size))
+    tx = eval(method.call, page.names(size))
     if method.kind == "gossip":
-        tx = optax.chain(names(size)["inner"], tx)
+        tx = optax.chain(page.names(size)["inner"], tx)
     batch = updates_of(size)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), batch)
     params = jaxcomm.replicate(zeros, WORKERS)
@@ -175,7 +159,7 @@ def program(method: Method, tx: Any) -> str:
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("method", METHODS.values(), ids=repr)
 def test_the_call_is_what_the_catalogue_builds(method: Method) -> None:
-    given = names(SMALL)
+    given = page.names(SMALL)
     ratio, γ = given["k"] / SMALL, given["γ"]
     size = LARGE._replace(
         ratio=ratio,

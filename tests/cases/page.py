@@ -4,15 +4,18 @@ The text is docs/methods.md.in, in which a line such as `{{MEANS}}` is the place
 workers keep in gossip and in local steps is the claim of their rows.
 """
 
+import functools
 import inspect
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import jaxcomm
-from jaxcomm import gossip
+from jaxcomm import compression, gossip
 from jaxcomm.catalogue import CLAIMS, METHODS, Method
-from jaxcomm.compression import low_rank, quantizers, sketches, sparsifiers
+from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.gossip import ring
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL, RECIPES
@@ -134,6 +137,19 @@ def page() -> str:
         assert text.count("{{" + name + "}}") == 1, f"{TEMPLATE.name} needs one {name}"
         text = text.replace("{{" + name + "}}", "\n".join(lines))
     return text
+
+
+@functools.cache
+def names(size: int) -> dict[str, Any]:
+    """What the page defines before its lines, at `size` coordinates, and what variants need."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block.count("n, d = 8, 10_000 ") == 1
+    given = {name: getattr(compression, name) for name in compression.__all__}
+    given |= {name: getattr(feedback, name) for name in feedback.__all__}
+    given["low_rank"] = low_rank
+    given["directed"] = METHODS["sgp_directed"].graph(8)
+    exec(block.replace("n, d = 8, 10_000 ", f"n, d = 8, {size} "), given)
+    return given
 
 
 if __name__ == "__main__":
