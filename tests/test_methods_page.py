@@ -274,7 +274,9 @@ def claims_of(case: Case) -> set[str]:
 def test_claims_are_those_of_the_row() -> None:
     """That feedback makes up for what is biased is `tests.laws.test_every_worker`."""
     for case in CASES:
-        claim = METHODS[case.name].claim
-        assert claim in claims_of(case), case.name
-        if "feedback" in claim:
+        method = METHODS[case.name]
+        assert method.claim in claims_of(case), case.name
+        if "feedback" in method.claim:
             assert remembers(abstract(case.make(), gradients(WORKERS), "vmap")), case.name
+        grows = case.bytes([2**20], 64) / case.bytes([2**20], 2)  # Only gathers do with workers.
+        assert (method.exchange == "all-gather") == (grows > 30), case.name

@@ -79,42 +79,18 @@ class Size(NamedTuple):
 
 
 TINY = Size(
-    True,
-    ratio=0.25,
-    drawn=0.5,
-    first=0.5,
-    capacity=2048,
-    threshold=0.5,
-    blocks=2,
-    rank=1,
-    directions=256,
-    density=1.0,
-    union_density=1.0,
-    granularity="element",
-    overflow="nan",
-    sketch_ratio=1.5,
-    table_ratio=2.0,
-)
+    True, ratio=0.25, drawn=0.5, first=0.5, capacity=2048, threshold=0.5, blocks=2, rank=1,
+    directions=256, density=1.0, union_density=1.0, granularity="element", overflow="nan",
+    sketch_ratio=1.5, table_ratio=2.0,
+)  # fmt: skip
 """For the tens of coordinates of a test: a quarter of them, in blocks of 4 or 8."""
 
 LARGE = Size(
-    False,
-    ratio=0.01,
-    drawn=0.01,
-    first=0.1,
-    capacity=4096,
-    threshold=2.576,  # 1 % of normal numbers exceed it in magnitude.
-    blocks=100,
-    rank=4,
-    directions=2,
-    density=0.01,
-    union_density=0.02,
-    granularity=100,
-    overflow="drop",
-    sketch_ratio=1.5,
-    table_ratio=0.1,
-)
-"""For a model: 1 % of the coordinates, in blocks of 256."""
+    False, ratio=0.01, drawn=0.01, first=0.1, capacity=4096, threshold=2.576, blocks=100, rank=4,
+    directions=2, density=0.01, union_density=0.02, granularity=100, overflow="drop",
+    sketch_ratio=1.5, table_ratio=0.1,
+)  # fmt: skip
+"""For a model: 1 % of the coordinates, as many as exceed the threshold if they are normal."""
 
 Build: TypeAlias = Callable[..., optax.GradientTransformationExtraArgs]
 CodecOf: TypeAlias = Callable[[Size], Codec]
