@@ -82,7 +82,7 @@ lint: venv ## formatting, ruff, mypy, spelling, prose
 	$(PY) -m codespell_lib
 	$(PY) tools/check_prose.py
 
-methods-page: venv ## write docs/methods.md from the tables of cases and docs/methods.md.in
+methods-page: venv ## write docs/methods.md from the catalogue and docs/methods.md.in
 	$(PY) -m tests.cases.page
 
 docs: ## build the site, warnings as errors (in .venv-docs; needs a network for its packages only)

@@ -74,9 +74,18 @@ def _enough_devices() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The laws of a row run in one process, and share compiled programs: they take the time."""
+    """The public names that a row is made of select its tests, too: `-k error_feedback`.
+
+    The laws of a row run in one process, and share compiled programs: compiling takes the time.
+    """
+    from jaxcomm.catalogue import METHODS
+
     for item in items:
-        case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        for value in values.values():
+            method = METHODS.get(getattr(value, "name", value if isinstance(value, str) else ""))
+            item.extra_keyword_matches.update(method.words if method else ())
+        case = values.get("case")
         if case and item.nodeid.startswith("tests/laws/"):
             item.add_marker(pytest.mark.xdist_group(case.name))
 

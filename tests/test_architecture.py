@@ -7,7 +7,7 @@ import sys
 from typing import get_origin
 
 import jaxcomm
-from jaxcomm import checkpoint, gossip, launch, methods, scheduling, testing
+from jaxcomm import catalogue, checkpoint, gossip, launch, methods, scheduling, testing
 from tests.cases import CASES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -42,7 +42,7 @@ ROWS = [
     {"perf"},  # Traces whole steps.
     {"advise"},
     {"__init__"},
-    {"testing"},  # Which nothing of the package imports.
+    {"catalogue", "testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours.
     {"checkpoint"},  # Which nothing of the package imports.
     {"experiments"},
@@ -213,6 +213,7 @@ FUNCTIONS = sorted(
         jaxcomm.wire,
         jaxcomm.perf,
         launch,
+        catalogue,
         checkpoint,
         testing,
     )

@@ -55,6 +55,7 @@ def test_nothing_is_loaded_but_jax_optax_and_ours(loaded: tuple[list[str], list[
         "flax",
         "jax.experimental.pallas",
         "jaxcomm.launch",
+        "jaxcomm.catalogue",
         "jaxcomm.testing",
         "jaxlib.mosaic",
         "matplotlib",

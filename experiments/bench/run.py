@@ -13,8 +13,7 @@ from experiments.bench import record as bench_record
 from experiments.bench import sparse as bench_sparse
 from experiments.bench import windows as bench_windows
 from experiments.bench.compare import verdict
-from experiments.bench.methods import PER_WORKER, QUICK, ROWS, TIMED, select_families
-from experiments.bench.mixing import WORKERS
+from experiments.bench.methods import PER_WORKER, QUICK, ROWS, TIMED, WORKERS, select_families
 from experiments.bench.programs import compile_step, transformer
 from experiments.bench.record import BenchRecord, Row
 from experiments.bench.table import to_family_table, to_table, write_readme

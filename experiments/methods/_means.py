@@ -8,7 +8,7 @@ import optax
 
 import jaxcomm
 from experiments.methods import controls
-from experiments.methods._method import Method
+from experiments.methods._method import Method, of_catalogue
 
 BLOCK_SIZE = 256
 
@@ -34,22 +34,22 @@ def _sparse(seed: int) -> optax.GradientTransformationExtraArgs:
 
 
 MEANS: dict[str, Method] = {
-    "mean": Method(lambda seed: jaxcomm.mean(), "exact"),
-    "ring_mean": Method(lambda seed: jaxcomm.ring_mean(), "exact"),
-    "mean_bfloat16": Method(lambda seed: jaxcomm.mean(wire_dtype="bfloat16"), "nearest"),
-    "mean_float8": Method(lambda seed: jaxcomm.mean(wire_dtype="float8_e4m3fn"), "nearest"),
+    "mean": Method(of_catalogue("mean"), "exact"),
+    "ring_mean": Method(of_catalogue("ring_mean"), "exact"),
+    "mean_bfloat16": Method(of_catalogue("mean_bfloat16"), "nearest"),
+    "mean_float8": Method(of_catalogue("mean_float8"), "nearest"),
     "global_qsgd": Method(
-        lambda seed, **options: jaxcomm.global_qsgd(seed=seed, **options),
+        of_catalogue("global_qsgd"),
         "unbiased",
         bits=(6, 8, 10, 16),
         takes_bits=True,
     ),
     "global_qsgd_exponential": Method(
-        lambda seed: jaxcomm.global_qsgd(dithering="exponential", reduce="tree", seed=seed),
+        of_catalogue("global_qsgd_exponential"),
         "unbiased",
     ),
     "global_qsgd_exponential_two_stage": Method(
-        lambda seed: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage", seed=seed),
+        of_catalogue("global_qsgd_exponential_two_stage"),
         "unbiased",
     ),
     "sparse_global_qsgd": Method(_sparse, "unbiased"),
@@ -60,7 +60,7 @@ MEANS: dict[str, Method] = {
         takes_bits=True,
     ),
     "qsgd": Method(
-        lambda seed, **options: jaxcomm.qsgd(seed=seed, **options),
+        of_catalogue("qsgd"),
         "unbiased",
         bits=(4, None),
         takes_bits=True,

@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 import jax
 import optax
 
+from jaxcomm import catalogue
+
 Kind: TypeAlias = Literal["exact", "nearest", "unbiased", "biased", "signs", "feedback", "shifts"]
 
 KINDS: dict[Kind, str] = {
@@ -67,6 +69,12 @@ class Method(NamedTuple):
     has_momentum: bool = False
     stage: Callable[[Any], int] | None = None
     grid: Mapping[str, tuple[Any, ...]] = {}
+
+
+def of_catalogue(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """The builder of a method of the catalogue, at the size of a model."""
+    method = catalogue.METHODS[name]
+    return lambda seed, **options: method.build(catalogue.LARGE, seed=seed, **options)
 
 
 class TrainableMethod(Protocol):

@@ -6,10 +6,10 @@ import optax
 
 import jaxcomm
 from experiments.methods._means import BLOCK_SIZE, two_stage
-from experiments.methods._method import Method
+from experiments.methods._method import Method, of_catalogue
 from jaxcomm.compression import blockwise, compressed_memory, rotated
 from jaxcomm.compression.codes import elias, golomb_rice, rans
-from jaxcomm.compression.feedback import diana, ecq, error_feedback
+from jaxcomm.compression.feedback import ecq, error_feedback
 from jaxcomm.compression.quantizers import (
     adaptive_levels,
     dither,
@@ -45,9 +45,9 @@ def _coded(codec: jaxcomm.Codec) -> Callable[[int], optax.GradientTransformation
 
 
 QUANTIZERS: dict[str, Method] = {
-    "terngrad": Method(lambda seed: jaxcomm.terngrad(seed=seed), "unbiased"),
+    "terngrad": Method(of_catalogue("terngrad"), "unbiased"),
     "terngrad_shared": Method(lambda seed: jaxcomm.terngrad(scale="shared", seed=seed), "unbiased"),
-    "natural_compression": Method(lambda seed: jaxcomm.natural_compression(seed=seed), "unbiased"),
+    "natural_compression": Method(of_catalogue("natural_compression"), "unbiased"),
     "natural_two_stage": Method(
         lambda seed: jaxcomm.two_stage_mean(natural(), seed=seed), "unbiased"
     ),
@@ -80,7 +80,7 @@ QUANTIZERS: dict[str, Method] = {
         grid={"threshold": THRESHOLDS},
     ),
     "ecq": Method(lambda seed: jaxcomm.two_stage_mean(ecq(_blocks(4)), seed=seed), "feedback"),
-    "diana": Method(lambda seed: jaxcomm.all_reduce_mean(diana(_blocks(8)), seed=seed), "shifts"),
+    "diana": Method(of_catalogue("diana"), "shifts"),
     "sharded_server_8_bits": Method(lambda seed: _server(_blocks(8), _blocks(8), seed), "unbiased"),
     "sharded_server_loco": Method(_loco, "feedback"),
 }

@@ -6,18 +6,14 @@ from typing import Any
 import optax
 
 import jaxcomm
-from experiments.methods._method import Method
+from experiments.methods._method import Method, of_catalogue
 from experiments.methods._quantizers import MOMENTA, THRESHOLD, THRESHOLDS
 from jaxcomm.compression import blockwise, chain, reserved, scaled
 from jaxcomm.compression.feedback import ef21, error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import (
-    ada_comp,
-    adaptive_threshold,
     block_coordinate,
     random_k,
-    sbc,
-    stc,
     top_k,
     variance_based,
     wangni,
@@ -65,13 +61,11 @@ def _warm_up_stage(state: Any) -> int:
 
 
 SPARSIFIERS: dict[str, Method] = {
-    "ef_top_1_percent": _with_feedback(top_k(ratio=0.01)),
+    "ef_top_1_percent": Method(of_catalogue("top_k_sgd"), "feedback"),
     "ef_top_10_percent": _with_feedback(top_k(ratio=0.1)),
     "ef_top_1_percent_blocks": _with_feedback(top_k(k=1, block_size=100)),
     "ef_top_1_percent_sampled": _with_feedback(top_k(ratio=0.01, sample_ratio=0.1)),
-    "ef_top_1_percent_two_stage": Method(
-        lambda seed: jaxcomm.two_stage_mean(_top(0.01), seed=seed), "feedback"
-    ),
+    "ef_top_1_percent_two_stage": Method(of_catalogue("top_k_two_stage"), "feedback"),
     "random_10_percent": Method(
         lambda seed: jaxcomm.all_reduce_mean(random_k(ratio=0.1), seed=seed), "unbiased"
     ),
@@ -89,22 +83,19 @@ SPARSIFIERS: dict[str, Method] = {
         "feedback",
         grid={"threshold": THRESHOLDS},
     ),
-    "ef_adaptive_threshold": _with_feedback(adaptive_threshold(ratio=0.01)),
-    "ef_sbc": _with_feedback(sbc(ratio=0.01)),
-    "ef_stc": _with_feedback(stc(ratio=0.01)),
-    "ef_stc_two_stage": Method(
-        lambda seed: jaxcomm.two_stage_mean(error_feedback(stc(ratio=0.01)), seed=seed),
-        "feedback",
-    ),
+    "ef_adaptive_threshold": Method(of_catalogue("adaptive_threshold"), "feedback"),
+    "ef_sbc": Method(of_catalogue("sbc"), "feedback"),
+    "ef_stc": Method(of_catalogue("stc"), "feedback"),
+    "ef_stc_two_stage": Method(of_catalogue("stc_two_stage"), "feedback"),
     "ef_blocks": _in_blocks("cyclic"),
     "ef_blocks_southwell": _in_blocks("gauss_southwell"),
-    "ada_comp": Method(_all_gather(ada_comp()), "feedback"),
+    "ada_comp": Method(of_catalogue("ada_comp"), "feedback"),
     "variance_based": Method(
         lambda seed, **options: _all_gather(variance_based(ratio=CAPACITY, **options))(seed),
         "feedback",
         grid={"alpha": ((0.5, 1.0, 2.0), 0.1, 10.0)},
     ),
-    "gtop_1_percent": Method(lambda seed: jaxcomm.gtop_k(ratio=0.01), "feedback"),
+    "gtop_1_percent": Method(of_catalogue("gtop_k"), "feedback"),
     "deep_gradient_compression": Method(
         lambda seed, **options: jaxcomm.deep_gradient_compression(
             ratio=0.01, warmup_every=WARM_UP_STEPS, **options
@@ -130,7 +121,7 @@ SPARSIFIERS: dict[str, Method] = {
         has_momentum=True,
         grid={"momentum": MOMENTA},
     ),
-    "atomo_rank_4": Method(lambda seed: jaxcomm.atomo(rank=4, seed=seed), "unbiased"),
+    "atomo_rank_4": Method(of_catalogue("atomo"), "unbiased"),
     "power_sgd_rank_1": _power_sgd(1),
     "power_sgd_rank_2": _power_sgd(2),
     "power_sgd_rank_4": _power_sgd(4),

@@ -1,20 +1,21 @@
 """Published methods under their papers' names; each composes a codec and an aggregator."""
 
-from jaxcomm.methods._atomo import atomo
 from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
 from jaxcomm.methods._demo import demo
 from jaxcomm.methods._fetch_sgd import fetch_sgd
-from jaxcomm.methods._global_qsgd import global_qsgd, qsgd, sparse_global_qsgd
+from jaxcomm.methods._global_qsgd import (
+    global_qsgd,
+    natural_compression,
+    qsgd,
+    sparse_global_qsgd,
+    terngrad,
+)
 from jaxcomm.methods._gtop_k import gtop_k
-from jaxcomm.methods._natural import natural_compression
-from jaxcomm.methods._one_bit import one_bit_sgd
-from jaxcomm.methods._parallax import parallax
-from jaxcomm.methods._power_sgd import power_sgd
+from jaxcomm.methods._parallax import parallax, sparcml
+from jaxcomm.methods._power_sgd import atomo, power_sgd
 from jaxcomm.methods._s2_reducer import s2_reducer
-from jaxcomm.methods._signs import ef_sign_sgd, sign_sgd, signum
+from jaxcomm.methods._signs import ef_sign_sgd, one_bit_sgd, sign_sgd, signum
 from jaxcomm.methods._sketched_sgd import sketched_sgd
-from jaxcomm.methods._sparcml import sparcml
-from jaxcomm.methods._terngrad import terngrad
 from jaxcomm.methods._top_k import top_k_sgd
 
 __all__ = [

@@ -1,5 +1,6 @@
 """The table of cases: every method with what it claims. A new method is one row.
 
+from tests.cases._case import row
 Claims are written here from the papers and by hand, never from the tested code.
 """
 
@@ -40,7 +41,7 @@ __all__ = [
 # with one of these, but for the codec and what tests of their own are for, and are variants.
 REPRESENTATIVES = {
     "mean",
-    "votes",
+    "majority_vote",
     "global_qsgd",  # summed
     "global_qsgd_exponential",  # merged
     "two_stage_8_bits",

@@ -1,24 +1,13 @@
 """Rows that send means in place of values, fixed thresholds, and levels fitted to the data."""
 
-from functools import cache
-
 import numpy as np
 
-import jaxcomm
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import (
-    adaptive_levels,
-    fixed_threshold,
-    min_max_dither,
-    one_bit,
-)
-from jaxcomm.compression.sparsifiers import adaptive_threshold, sbc, stc
 from tests.cases._case import (
     COMMON_MEANS,
     COMMON_THRESHOLD,
-    Case,
     all_reduce,
-    feedback_case,
+    feedback_row,
+    row,
     row_size,
     word_bytes,
 )
@@ -89,132 +78,80 @@ def _ternary_bytes(size: int, n: int) -> int:
 
 
 BINARY = [
-    feedback_case(
+    feedback_row(
         "stc",
-        stc(ratio=0.25),
         bytes=_stc_bytes,
-        dtypes={"u32"},
         contraction=lambda d: min(quarter(d) / d, 1 / quarter(d)),
         moment=_stc_moment,
     ),
-    Case(
+    row(
         "stc_two_stage",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                error_feedback(stc(ratio=0.25)), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: (
             2 * (n - 1) * sum(_stc_bytes(row_size(size, n)) for size in sizes) + all_reduce(4, n)
         ),
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
         random=False,
     ),
-    feedback_case(
+    feedback_row(
         "sbc",
-        sbc(ratio=0.25),
         bytes=_sbc_bytes,
-        dtypes={"u32"},
         contraction=lambda d: (
             1 / (quarter(d) + max(quarter(d), (d - 1) / quarter(d))) if d > 1 else 1.0
         ),
         moment=_sbc_moment,
     ),
-    feedback_case(
+    feedback_row(
         "adaptive_threshold",
-        adaptive_threshold(ratio=0.25),
         bytes=_adaptive_bytes,
-        dtypes={"u32"},
         contraction=lambda d: min(max(1 / 8, 1 / d), 1 / max(d // 4, 1)),
         moment=_adaptive_moment,
     ),
-    feedback_case(
+    feedback_row(
         "one_bit",
-        one_bit(),
         bytes=word_bytes,
-        dtypes={"u32"},
         contraction=lambda d: 1 / d,
         statistics=2,
-        scope="bucket",
+        in_one=True,
         moment=_one_bit_moment,
         alien=COMMON_MEANS,
     ),
-    feedback_case(
+    feedback_row(
         "fixed_threshold",
-        fixed_threshold(0.5),
         bytes=lambda size: word_bytes(2 * size),
-        dtypes={"u32"},
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),
-    Case(
+    row(
         "fixed_threshold_summed",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                error_feedback(fixed_threshold(0.5)), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(_ternary_bytes(sum(sizes), n) + 4, n),
         dtypes=lambda n: {"s8" if width_of(1, n) == 8 else "u32"},
-        unbiased=False,
-        variance=None,
         integer_sum=True,
         random=False,
-        codec=error_feedback(fixed_threshold(0.5)),
-        feedback=True,
         alien=COMMON_THRESHOLD,
     ),
-    Case(
+    row(
         "adaptive_levels",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                adaptive_levels(levels=3), seed=seed, axis_name=axis_name
-            )
-        ),
         # Seven values, in three bits, and the three levels.
         bytes=lambda sizes, n: (n - 1) * (word_bytes(3 * sum(sizes)) + 12 + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         # Whatever the levels are, no more than of ternary codes.
         variance=lambda d, n: (d**0.5 - 1) / 2 / n,
         resolution=lambda n, d: 1.0,
-        codec=adaptive_levels(levels=3),
         fitted=True,
     ),
-    Case(
+    row(
         "min_max_dither",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                min_max_dither(levels=16), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: (n - 1) * (_lanes(sum(sizes), 15) + 8 + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         variance=lambda d, n: d / (2 * 15**2) / n,
         resolution=lambda n, d: 2 / 15,
-        codec=min_max_dither(levels=16),
-        compressor=min_max_dither(levels=16),
         moment=lambda x: _min_max_moment(16, x),
         fitted=True,
     ),
-    Case(
+    row(
         "min_max_dither_summed",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                min_max_dither(levels=5), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(_lanes(sum(sizes), 4 * n) + 8 + 4, n),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         # The range is that of all n d coordinates: its square is at most twice their squares' sum.
         variance=lambda d, n: d / (2 * 4**2),
         resolution=lambda n, d: 2 / 4,
         integer_sum=True,
-        codec=min_max_dither(levels=5),
         fitted=True,
     ),
 ]

@@ -1,15 +1,8 @@
 """Rows of coordinate descent: the same block of coordinates of all workers in a step."""
 
-from functools import cache
-
 import numpy as np
 
-import jaxcomm
-from jaxcomm import Codec
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sparsifiers import block_coordinate
-from jaxcomm.compression.sparsifiers._block_coordinate import Order
-from tests.cases._case import Case, all_reduce
+from tests.cases._case import all_reduce, row
 
 TWO = 2
 
@@ -19,76 +12,33 @@ def larger_half(sizes: list[int]) -> int:
     return 4 * -(-sum(sizes) // TWO)
 
 
-def _in_turns(order: Order) -> Codec:
-    return error_feedback(block_coordinate(TWO, order))
-
-
-CYCLIC, RANDOM, SOUTHWELL = map(_in_turns, ("cyclic", "random", "gauss_southwell"))
-ALONE = block_coordinate(TWO)
-
 BLOCKS = [
-    Case(
+    row(
         "block_coordinate",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                CYCLIC, seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
+        dtypes="f32",
         random=False,
-        codec=CYCLIC,
-        feedback=True,
     ),
-    Case(
+    row(
         "block_coordinate_random",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                RANDOM, seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=RANDOM,
-        compressor=block_coordinate(TWO, "random"),
+        dtypes="f32",
         contraction=lambda d: 1 / TWO,
         moment=lambda x: (1 - 1 / TWO) * float(np.sum(x**2)),
-        feedback=True,
         common_coins=True,
     ),
-    Case(
+    row(
         "block_coordinate_southwell",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                SOUTHWELL, seed=seed, axis_name=axis_name
-            )
-        ),
         # And eight sums of each block, with the flag.
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4 * 8 * TWO + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=SOUTHWELL,
-        feedback=True,
+        dtypes="f32",
         common_coins=True,
     ),
-    Case(
+    row(
         "block_coordinate_alone",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                ALONE, seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
+        dtypes="f32",
         random=False,
-        codec=ALONE,
         # Each block is sent once in two steps, and not scaled.
         aim=lambda updates: updates.mean(axis=1) / TWO,
     ),

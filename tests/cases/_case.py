@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import optax
 
 import jaxcomm
+from jaxcomm.catalogue import METHODS, TINY
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.testing import AggregatorTrial
 
@@ -22,7 +23,7 @@ Sizes = list[int]  # coordinates of each leaf, in the order of the tree
 
 
 class Case(NamedTuple):
-    """A method, how to build it, and its claims.
+    """A method of the catalogue and its claims, of which :func:`row` takes some from there.
 
     Attributes:
       name: Shown in test ids.
@@ -137,6 +138,11 @@ def twice(omega: float, n: int) -> float:
     return omega / n + omega * (1 + omega / n)
 
 
+def zero(*_: int) -> float:
+    """The error of an exact mean."""
+    return 0.0
+
+
 def apart(sizes: Sizes) -> Sizes:
     return sizes
 
@@ -146,41 +152,58 @@ def word_bytes(bits: int) -> int:
     return 4 * -(-bits // 32)
 
 
-def feedback_case(
+def row(
     name: str,
-    compressor: jaxcomm.Codec,
-    /,
     *,
-    bytes: Callable[[int], int],
-    dtypes: set[str],
-    contraction: Callable[[int], float] | None,
-    statistics: int = 0,
-    scope: str | None = None,
-    random: bool = False,
-    moment: Callable[[np.ndarray], float] | None = None,
-    alien: str = "",
+    bytes: Callable[[Sizes, int], float],
+    dtypes: str | Callable[[int], set[str]] = "u32",
+    with_codec: bool = True,
+    with_compressor: bool = False,
+    **claims: Any,
 ) -> Case:
-    """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
-    codec = error_feedback(compressor)
-    units = apart if (scope or codec.scope) == "leaf" else lambda sizes: [sum(sizes)]
+    """A method of the catalogue, at its size for tests, with claims that are written by hand.
+
+    A compressor goes with the claims that are about it. `with_codec` says whether the laws of
+    codecs hold the codec of the row, too.
+    """
+    method = METHODS[name]
+    alone = method.codec(TINY) if method.codec else None
+    whole = method.feedback(alone) if alone and method.feedback else alone
+    about_it = with_compressor or "contraction" in claims or "moment" in claims
     return Case(
         name,
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                codec, scope=scope, seed=seed, axis_name=axis_name
-            )
-        ),
+        cache(lambda axis_name="data", seed=0: method.build(TINY, axis_name=axis_name, seed=seed)),
+        bytes,
+        (lambda n: {dtypes}) if isinstance(dtypes, str) else dtypes,
+        method.is_unbiased,
+        claims.pop("variance", None),
+        codec=whole if with_codec else None,
+        compressor=alone if about_it else None,
+        **{"feedback": method.feedback is error_feedback} | claims,
+    )
+
+
+def feedback_row(
+    name: str,
+    *,
+    bytes: Callable[[int], int],
+    contraction: Callable[[int], float] | None,
+    statistics: int = 0,
+    in_one: bool | None = None,
+    random: bool = False,
+    **claims: Any,
+) -> Case:
+    """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
+    codec = METHODS[name].codec(TINY)
+    one = codec.scope != "leaf" if in_one is None else in_one
+    units = (lambda sizes: [sum(sizes)]) if one else apart
+    return row(
+        name,
         bytes=lambda sizes, n: (
             (n - 1) * (sum(bytes(size) + 4 * statistics for size in units(sizes)) + 4)
         ),
-        dtypes=lambda n: dtypes,
-        unbiased=False,
-        variance=None,
-        random=random,
-        codec=codec,
-        compressor=compressor,
+        with_compressor=True,
         contraction=contraction,
-        moment=moment,
-        feedback=True,
-        alien=alien,
+        random=random,
+        **claims,
     )

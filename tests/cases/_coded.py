@@ -2,14 +2,8 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
 
-import jaxcomm
-from jaxcomm import Codec
-from jaxcomm.compression.codes import elias, golomb_rice, rans
-from jaxcomm.compression.quantizers import dither
-from jaxcomm.compression.sparsifiers import top_k
-from tests.cases._case import LARGEST_OF_ALL, Case, feedback_case, root
+from tests.cases._case import LARGEST_OF_ALL, Case, feedback_row, root, row
 
 
 def _words(count: int, width: int, room: float, most: int, table: int = 0, state: int = 0) -> int:
@@ -28,7 +22,6 @@ def _words(count: int, width: int, room: float, most: int, table: int = 0, state
 
 def _unbiased(
     name: str,
-    codec: Codec,
     levels: int,
     /,
     *,
@@ -37,33 +30,23 @@ def _unbiased(
     peak: Callable[[int], float] = lambda d: 1.0,
 ) -> Case:
     """A row of a code of dithering's levels, with claims written out from its options."""
-    return Case(
+    return row(
         name,
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                codec, seed=seed, axis_name=axis_name
-            )
-        ),
         # One bucket, its norm, and the flag for finite updates.
         bytes=lambda sizes, n: (n - 1) * (bytes(sum(sizes)) + 4 * statistics + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         variance=lambda d, n: min(d / levels**2, d**0.5 / levels) / n,
         resolution=lambda n, d: peak(d) / levels,
-        codec=codec,
     )
 
 
 CODED = [
     _unbiased(
         "elias",
-        elias(dither(levels=7), room=3.5),
         7,
         bytes=lambda d: _words(d, 4, 3.5, 1024),
     ),
     _unbiased(
         "golomb_rice",
-        golomb_rice(dither(levels=1, norm="l2"), room=1.5),
         1,
         bytes=lambda d: _words(d, 2, 1.5, 1024),
         statistics=3,
@@ -71,18 +54,15 @@ CODED = [
     )._replace(counted=32),
     _unbiased(
         "rans",
-        rans(dither(levels=7), room=3.5),
         7,
         bytes=lambda d: _words(d, 4, 3.5, 2048, table=8, state=32),
     ),
-    feedback_case(
+    feedback_row(
         "golomb_rice_top_k",
-        golomb_rice(top_k(ratio=0.25), room=5.0),
         bytes=lambda d: (
             _words(max(round(d / 4), 1), max((d - 1).bit_length(), 1), 5.0, 1024)
             + 4 * max(round(d / 4), 1)
         ),
-        dtypes={"u32"},
         contraction=lambda d: max(round(d / 4), 1) / d,
         alien=LARGEST_OF_ALL,
     ),

@@ -1,14 +1,10 @@
 """Rows of special exchanges of sparse updates: doubling, servers of rows, sums of sketches."""
 
 import math
-from functools import cache
 
-import jax
 import numpy as np
 
-import jaxcomm
-from jaxcomm.compression.quantizers import dither
-from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, Case, all_reduce, word_bytes
+from tests.cases._case import COMMON_NOISE, LARGEST_OF_ALL, all_reduce, row, word_bytes, zero
 from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
 
@@ -97,90 +93,48 @@ def _first_stage(n: int) -> float:
 
 
 EXCHANGED = [
-    Case(
+    row(
         "sparcml",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.sparcml(
-                axis_name, density=1.0, granularity="element", scope="bucket"
-            )
-        ),
         bytes=lambda sizes, n: doubling_bytes(sum(sizes), n),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
-        variance=lambda d, n: 0,
-        resolution=lambda n, d: 0,
+        variance=zero,
+        resolution=zero,
         random=False,
         staged=False,
     ),
-    Case(
+    row(
         "parallax",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.parallax(
-                axis_name,
-                sparse=lambda updates: jax.tree.map(lambda x: x.ndim > 0, updates),
-                density=1.0,
-                union_density=1.0,
-                granularity="element",
-            )
-        ),
         bytes=server_bytes,
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
-        variance=lambda d, n: 0,
-        resolution=lambda n, d: 0,
+        variance=zero,
+        resolution=zero,
         random=False,
         nonfinite="coordinate",  # Leaves that are sent dense are not encoded.
         staged=False,
     ),
-    Case(
+    row(
         "sketched_sgd",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.sketched_sgd(
-                axis_name, sketch_ratio=2, rows=3, ratio=0.25, hashing="elements", seed=seed
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(
             4 * (cells(sum(sizes)) + min(4 * quarter(sum(sizes)), sum(sizes))) + 4, n
         ),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
+        dtypes="f32",
         common_coins=True,
         # All workers send the largest coordinates of the sum, as one worker with the mean would.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
         alien=LARGEST_OF_ALL,
     ),
-    Case(
+    row(
         "fetch_sgd",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.fetch_sgd(
-                axis_name, sketch_ratio=2, rows=3, ratio=0.25, hashing="elements", seed=seed
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * cells(sum(sizes)) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
+        dtypes="f32",
         common_coins=True,
         aim=fetched,
         # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
         shares=math.inf,
         alien=COMMON_NOISE,
     ),
-    Case(
+    row(
         "budgeted_mean",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.budgeted_mean(
-                lambda levels: dither(levels=levels),
-                127,
-                slow={0: 1},
-                seed=seed,
-                axis_name=axis_name,
-            )
-        ),
         bytes=lambda sizes, n: budgeted_bytes(sum(sizes), n),
         dtypes=lambda n: {"u8", "u32"},
-        unbiased=True,
         variance=budgeted_variance,
         resolution=lambda n, d: _first_stage(n) + (1 + _first_stage(n)) / 127,
         alien=COMMON_NOISE,

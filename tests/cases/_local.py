@@ -1,28 +1,18 @@
 """Local steps: every method, how to build it, and what it claims."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 import pytest
 
-import jaxcomm
-from jaxcomm.compression import blockwise
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither, e3m0
-from jaxcomm.synchronization import (
-    diloco,
-    eager_diloco,
-    local_sgd,
-    pr_sgd,
-    slowmo,
-    sparseloco,
-    streaming_diloco,
-)
+from jaxcomm.catalogue import METHODS, TINY
 
 PERIOD = 3
+OUTER = {"outer": optax.sgd(0.7, momentum=0.5)}
+NEUTRAL = {"outer": optax.sgd(1.0)}
 
 
 class LocalCase(NamedTuple):
@@ -48,111 +38,33 @@ class LocalCase(NamedTuple):
         return self.name
 
 
-def _after(inner: Any, method: Any) -> Any:
-    return optax.chain(jaxcomm.per_worker(inner), method)
-
-
-def _outer() -> Any:
-    return optax.sgd(0.7, momentum=0.5)
+def _case(
+    name: str, neutral: Mapping[str, Any] | None = None, outer: Any = OUTER, **claims: Any
+) -> LocalCase:
+    """A method of the catalogue, and the options in which it is local SGD."""
+    make = partial(METHODS[name].build, TINY, **outer)
+    return LocalCase(name, make, None if neutral is None else partial(make, **neutral), **claims)
 
 
 LOCAL = [
-    LocalCase(
-        "local_sgd",
-        lambda inner, period=PERIOD, aggregator=None: _after(
-            inner, local_sgd(period, aggregator=aggregator)
-        ),
-        lambda inner, period=PERIOD, aggregator=None: _after(
-            inner, local_sgd(period, aggregator=aggregator)
-        ),
-    ),
-    LocalCase(
-        "slowmo",
-        lambda inner, period=PERIOD, aggregator=None: _after(
-            inner, slowmo(period, learning_rate=0.1, aggregator=aggregator)
-        ),
-        lambda inner, period=PERIOD, aggregator=None: _after(
-            inner, slowmo(period, momentum=0.0, aggregator=aggregator)
-        ),
-    ),
-    LocalCase(
-        "diloco",
-        lambda inner, period=PERIOD, aggregator=None: diloco(
-            inner, _outer(), period, aggregator=aggregator
-        ),
-        lambda inner, period=PERIOD, aggregator=None: diloco(
-            inner, optax.sgd(1.0), period, aggregator=aggregator
-        ),
-    ),
-    LocalCase(
-        "pr_sgd",
-        lambda inner, period=PERIOD: pr_sgd(inner, period),
-        lambda inner, period=PERIOD: pr_sgd(inner, period),
-        meets=lambda state: state,
-        aggregates=False,
-    ),
-    LocalCase(
+    _case("local_sgd", {}, {}),
+    _case("slowmo", {"momentum": 0.0, "learning_rate": 1.0}, {}),
+    _case("diloco", NEUTRAL),
+    _case("pr_sgd", {}, {}, meets=lambda state: state, aggregates=False),
+    _case(
         "streaming_diloco",
-        lambda inner, period=PERIOD, aggregator=None: streaming_diloco(
-            inner,
-            _outer(),
-            period,
-            fragments=2,
-            overlap=1,
-            mixing_factor=0.5,
-            aggregator=aggregator,
-        ),
-        lambda inner, period=PERIOD, aggregator=None: streaming_diloco(
-            inner, optax.sgd(1.0), period, fragments=1, aggregator=aggregator
-        ),
+        {**NEUTRAL, "fragments": 1, "overlap": 0, "mixing_factor": 0.0},
         agree=False,
     ),
 ]
 
 # Methods that no setting makes local SGD: what they send is coarse, or late.
 RECIPES = [
-    LocalCase(
-        "sparseloco",
-        lambda inner, period=PERIOD: sparseloco(inner, period, k=2, block_size=4),
-        aggregates=False,
-    ),
-    LocalCase(
-        "muloco",
-        lambda inner, period=PERIOD: diloco(
-            inner,  # Muon in the method; it breaks strict promotion of dtypes.
-            _outer(),
-            period,
-            aggregator=jaxcomm.all_gather_mean(error_feedback(blockwise(dither(bits=4), 32))),
-        ),
-        aggregates=False,
-    ),
-    LocalCase(
-        "streaming_diloco_4_bits",
-        lambda inner, period=PERIOD: streaming_diloco(
-            inner,
-            _outer(),
-            period,
-            fragments=2,
-            overlap=1,
-            mixing_factor=0.5,
-            aggregator=jaxcomm.all_gather_mean(blockwise(e3m0(), 256)),
-        ),
-        aggregates=False,
-        agree=False,
-    ),
-    LocalCase(
-        "eager_diloco",
-        lambda inner, period=PERIOD, aggregator=None: eager_diloco(
-            inner, _outer(), period, aggregator=aggregator
-        ),
-        agree=False,
-    ),
-    LocalCase(
-        "eager_diloco_delayed",
-        lambda inner, period=PERIOD, aggregator=None: eager_diloco(
-            inner, _outer(), period, aggregator=aggregator, eager=False
-        ),
-    ),
+    _case("sparseloco", None, {}, aggregates=False),
+    _case("diloco_muloco", aggregates=False),
+    _case("streaming_diloco_4_bits", aggregates=False, agree=False),
+    _case("eager_diloco", agree=False),
+    _case("eager_diloco_delayed"),
 ]
 
 # An exchange around an optimizer, one of its state, and one in parts.

@@ -1,5 +1,6 @@
 """Rows of low-rank methods.
 
+from tests.cases._case import row
 Most units of the laws are vectors, which low-rank codecs send exactly. So there are two rows of
 each method: one with the leaves in their shapes, and one in which each unit is laid out as a matrix
 of `COLUMNS` columns, padded with zeros.
@@ -7,19 +8,20 @@ of `COLUMNS` columns, padded with zeros.
 
 import math
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-import jaxcomm
-from jaxcomm import Codec
+from jaxcomm import Codec, all_gather_mean, all_reduce_mean
 from jaxcomm.aggregation._warmup import in_stages
+from jaxcomm.catalogue import METHODS, TINY
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.low_rank import power_iteration, projection, spectral_sampling
+from jaxcomm.compression.low_rank import projection
 from jaxcomm.compression.quantizers import dither
-from tests.cases._case import Case, Sizes, all_reduce
+from tests.cases._case import Case, Sizes, all_reduce, row
 from tests.low_rank import atomo_probabilities, of_matrices
 
 COLUMNS = 3
@@ -79,21 +81,30 @@ def projection_moment(x: np.ndarray) -> float:
     return float(np.sum(x**2) - found) * (1 - 1 / (COLUMNS - 1))
 
 
-_SIDES = [of_matrices(projection(1, side), COLUMNS) for side in ("right", "left")]
-_CODED_SIDES = [
-    of_matrices(projection(1, side, factor_codec=dither(bits=16)), COLUMNS)
-    for side in ("right", "left")
-]
-_MATRICES = of_matrices(power_iteration(1), COLUMNS)
+def _laid_out(case: Case, columns: int, build: Any = None) -> Case:
+    """The row of units that are laid out as matrices, since most leaves of the laws are vectors."""
+    method = METHODS[case.name]
+    codec = of_matrices(method.codec(TINY), columns)
+    whole = method.feedback(codec) if method.feedback else codec
+    aggregator = all_gather_mean if method.exchange == "all-gather" else all_reduce_mean
+    build = build or (lambda **options: aggregator(whole, **options))
+    return case._replace(
+        make=cache(lambda axis_name="data", seed=0: build(axis_name=axis_name, seed=seed)),
+        codec=whole,
+        compressor=codec,
+    )
 
 
-def in_turn(sides: list[Codec], axis_name: str, seed: int) -> optax.GradientTransformationExtraArgs:
-    """The aggregator of `power_sgd(alternate=True)`, of other codecs."""
-    stages = [
-        jaxcomm.all_reduce_mean(error_feedback(side), seed=seed, axis_name=axis_name)
-        for side in sides
-    ]
-    return in_stages(stages, lambda step: step % 2, "power_sgd")
+def _in_turn(factor_codec: Codec | None = None) -> Any:
+    """The aggregator of `power_sgd(alternate=True)`, of units that are laid out."""
+
+    def build(**options: Any) -> optax.GradientTransformationExtraArgs:
+        sides = [projection(1, side, factor_codec=factor_codec) for side in ("right", "left")]
+        codecs = [error_feedback(of_matrices(side, COLUMNS)) for side in sides]
+        stages = [all_reduce_mean(codec, **options) for codec in codecs]
+        return in_stages(stages, lambda step: step % 2, "power_sgd")
+
+    return build
 
 
 def coded_bytes(size: int) -> int:
@@ -121,96 +132,67 @@ def atomo_moment(x: np.ndarray) -> float:
     return float(sum(values[p > 0] ** 2 / p[p > 0]) - sum(x**2))
 
 
-_PAIRS = of_matrices(spectral_sampling(1), 2)  # Matrices of two columns and two components.
-
 LOW_RANK = [
-    Case(
+    row(
         "atomo",
-        cache(lambda axis_name="data", seed=0: jaxcomm.atomo(axis_name, rank=1, seed=seed)),
         bytes=lambda sizes, n: (n - 1) * (4 * atomo_leaves(sizes) + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         # Probabilities are multiples of 2**-31, or a part in a million smaller.
         variance=lambda d, n: (max(d**0.5, 1) * (1 + 1e-5) - 1) / n,
         # What is sent is at most the sum of two singular values in magnitude.
         resolution=lambda n, d: 1 + (2 * d) ** 0.5,
-        codec=spectral_sampling(1),
         fitted=True,
         spreads=True,
     ),
-    Case(
-        "spectral_sampling",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                _PAIRS, seed=seed, axis_name=axis_name
-            )
+    _laid_out(
+        row(
+            "spectral_sampling",
+            bytes=lambda sizes, n: (
+                (n - 1) * (4 * sum(atomo_numbers((-(-size // 2), 2)) for size in sizes) + 4)
+            ),
+            variance=lambda d, n: (max(d**0.5, 1) * (1 + 1e-5) - 1) / n,
+            resolution=lambda n, d: 1 + (2 * d) ** 0.5,
+            moment=atomo_moment,
+            fitted=True,
+            spreads=True,
         ),
-        bytes=lambda sizes, n: (
-            (n - 1) * (4 * sum(atomo_numbers((-(-size // 2), 2)) for size in sizes) + 4)
-        ),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
-        variance=lambda d, n: (max(d**0.5, 1) * (1 + 1e-5) - 1) / n,
-        resolution=lambda n, d: 1 + (2 * d) ** 0.5,
-        codec=_PAIRS,
-        compressor=_PAIRS,
-        moment=atomo_moment,
-        fitted=True,
-        spreads=True,
+        2,
     ),
-    Case(
+    row(
         "power_sgd",
-        cache(lambda axis_name="data", seed=0: jaxcomm.power_sgd(axis_name, rank=1, seed=seed)),
         bytes=lambda sizes, n: all_reduce(4 * power_sgd_leaves(sizes) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=error_feedback(power_iteration(1)),
-        feedback=True,
+        dtypes="f32",
         common_coins=True,
     ),
-    Case(
-        "power_sgd_alternate",
-        cache(lambda axis_name="data", seed=0: in_turn(_SIDES, axis_name, seed)),
-        bytes=lambda sizes, n: all_reduce(4 * sum(map(projection_numbers, sizes)), n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=error_feedback(_SIDES[0]),
-        compressor=_SIDES[0],
-        contraction=lambda d: 1 / d,
-        moment=projection_moment,
-        feedback=True,
-        common_coins=True,
-    ),
-    Case(
-        "power_sgd_factor_codec",
-        cache(lambda axis_name="data", seed=0: in_turn(_CODED_SIDES, axis_name, seed)),
-        bytes=lambda sizes, n: all_reduce(sum(map(coded_bytes, sizes)) + 4, n),
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
-        codec=error_feedback(_CODED_SIDES[0]),
-        compressor=_CODED_SIDES[0],
-        contraction=lambda d: 1 / (2 * d**2),
-        feedback=True,
-    ),
-    Case(
-        "power_iteration",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                error_feedback(_MATRICES), seed=seed, axis_name=axis_name
-            )
+    _laid_out(
+        row(
+            "power_sgd_alternate",
+            bytes=lambda sizes, n: all_reduce(4 * sum(map(projection_numbers, sizes)), n),
+            dtypes="f32",
+            contraction=lambda d: 1 / d,
+            moment=projection_moment,
+            common_coins=True,
         ),
-        bytes=lambda sizes, n: all_reduce(4 * sum(map(power_sgd_numbers, sizes)) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=error_feedback(_MATRICES),
-        compressor=_MATRICES,
-        contraction=lambda d: 1 / d,
-        moment=power_iteration_moment,
-        feedback=True,
-        common_coins=True,
+        COLUMNS,
+        _in_turn(),
+    ),
+    _laid_out(
+        row(
+            "power_sgd_factor_codec",
+            bytes=lambda sizes, n: all_reduce(sum(map(coded_bytes, sizes)) + 4, n),
+            contraction=lambda d: 1 / (2 * d**2),
+        ),
+        COLUMNS,
+        _in_turn(dither(bits=16)),
+    ),
+    _laid_out(
+        row(
+            "power_iteration",
+            bytes=lambda sizes, n: all_reduce(4 * sum(map(power_sgd_numbers, sizes)) + 4, n),
+            dtypes="f32",
+            contraction=lambda d: 1 / d,
+            moment=power_iteration_moment,
+            common_coins=True,
+        ),
+        COLUMNS,
     ),
 ]

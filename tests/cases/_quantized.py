@@ -1,14 +1,21 @@
 """Rows of the exact means and of quantizers."""
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
-import jaxcomm
-from jaxcomm.compression import blockwise
-from jaxcomm.compression.quantizers import dither, exponential_dither
-from tests.cases._case import NO_MAGNITUDE, Case, Sizes, all_reduce, apart, root, row_size, twice
+from tests.cases._case import (
+    NO_MAGNITUDE,
+    Case,
+    Sizes,
+    all_reduce,
+    apart,
+    root,
+    row,
+    row_size,
+    twice,
+    zero,
+)
 
 
 def width_of(levels: int, workers: int) -> int:
@@ -45,7 +52,6 @@ def _global_case(
     norms: Callable[[Sizes], int] = len,
     statistics: int = 1,
     peak: Callable[[int], float] = lambda d: 1.0,
-    **options: object,
 ) -> Case:
     """A row of Global-QSGD, claims written out from its options."""
     width = width or (lambda n: width_of(own_levels(n), n))
@@ -54,19 +60,13 @@ def _global_case(
         codes = sum(_padded(size, width(n)) for size in units(sizes))
         return all_reduce(codes + 4 * statistics * norms(units(sizes)) + 4, n)
 
-    codec_options = {k: v for k, v in options.items() if k in ("levels", "bits", "norm")}
-    return Case(
+    return row(
         name,
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(axis_name, seed=seed, **options)
-        ),
         bytes=sent,
         dtypes=lambda n: {_hlo(width(n))},
-        unbiased=True,
         variance=_theta(own_levels),
         resolution=lambda n, d: peak(n * d) / own_levels(n),
         integer_sum=True,
-        codec=dither(**codec_options),
     )
 
 
@@ -79,7 +79,6 @@ def _gathered_case(
     units: Callable[[Sizes], Sizes] = lambda sizes: [sum(sizes)],
     statistics: int = 1,
     peak: Callable[[int], float] = lambda d: 1.0,
-    **options: object,
 ) -> Case:
     """A row of QSGD, claims written out from its options."""
 
@@ -87,16 +86,12 @@ def _gathered_case(
         codes = sum(_padded(size, width) for size in units(sizes))
         return (n - 1) * (codes + 4 * statistics * len(units(sizes)) + 4)
 
-    codec_options = {"bits": 8} | {k: v for k, v in options.items() if k in ("bits", "norm")}
-    return Case(
+    return row(
         name,
-        cache(lambda axis_name="data", seed=0: jaxcomm.qsgd(axis_name, seed=seed, **options)),
         bytes=sent,
         dtypes=lambda n: {"u8" if width == 8 else "u32"},
-        unbiased=True,
         variance=_theta_own_norm(own_levels),
         resolution=lambda n, d: peak(d) / own_levels,
-        codec=dither(**codec_options),
     )
 
 
@@ -117,35 +112,27 @@ def _in_buckets_of_8(sizes: Sizes) -> Sizes:
 
 
 QUANTIZED = [
-    Case(
+    row(
         "mean",
-        cache(lambda axis_name="data", seed=0: jaxcomm.mean(axis_name)),
         bytes=lambda sizes, n: all_reduce(4 * sum(sizes), n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
-        variance=lambda d, n: 0.0,
-        resolution=lambda n, d: 0.0,
+        dtypes="f32",
+        variance=zero,
+        resolution=zero,
         random=False,
         nonfinite="coordinate",
     ),
-    Case(
+    row(
         "ring_mean",
-        cache(lambda axis_name="data", seed=0: jaxcomm.ring_mean(axis_name)),
         bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
-        variance=lambda d, n: 0.0,
-        resolution=lambda n, d: 0.0,
+        dtypes="f32",
+        variance=zero,
+        resolution=zero,
         random=False,
         nonfinite="coordinate",
     ),
-    Case(
-        "votes",
-        cache(lambda axis_name="data", seed=0: jaxcomm.majority_vote(axis_name)),
+    row(
+        "majority_vote",
         bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), 32 * n) + all_reduce(4, n),
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
         integer_sum=True,
         random=False,
         weighted=False,
@@ -154,119 +141,75 @@ QUANTIZED = [
         alien=NO_MAGNITUDE,
     ),
     _global_case("global_qsgd", lambda n: 15),
-    _global_case("global_qsgd_8_bits", most_levels(8), lambda n: 8, bits=8),
-    _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=root, norm="l2"),
-    _global_case("global_qsgd_leaf", lambda n: 15, units=apart, scope="leaf"),
-    _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8, bucket_bytes=35),
+    _global_case("global_qsgd_8_bits", most_levels(8), lambda n: 8),
+    _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=root),
+    _global_case("global_qsgd_leaf", lambda n: 15, units=apart),
+    _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8),
     _gathered_case("qsgd", 127, 8),
-    Case(
+    row(
         "global_qsgd_exponential",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
-                axis_name, dithering="exponential", seed=seed
-            )
-        ),
         bytes=lambda sizes, n: 2 * (n - 1) * row_size(sum(sizes), n) + all_reduce(8, n),
-        dtypes=lambda n: {"u8"},
-        unbiased=True,
+        dtypes="u8",
         # Each of 1 + log2(n) roundings multiplies the second moment by at most 9/8.
         variance=lambda d, n: (9 / 8) ** (1 + (n - 1).bit_length()) - 1,
         resolution=lambda n, d: 1 + 2 ** (n - 1).bit_length() / n,
         integer_sum=True,
         rerounds=True,
-        codec=exponential_dither(),
     ),
-    Case(
+    row(
         "two_stage_4_bits",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                blockwise(dither(bits=4), 8), seed=seed, axis_name=axis_name
-            )
-        ),
         # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
         bytes=lambda sizes, n: 2 * (n - 1) * 8 * row_size(sum(sizes), 8 * n) + all_reduce(4, n),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         variance=lambda d, n: twice(min(8 / 7**2, 8**0.5 / 7), n),
         resolution=lambda n, d: 1 / 7 + (1 + 1 / 7) / 7,
     ),
-    Case(
+    row(
         "mean_bfloat16",
-        cache(lambda axis_name="data", seed=0: jaxcomm.mean(axis_name, wire_dtype="bfloat16")),
         bytes=lambda sizes, n: 2 * (n - 1) * 2 * row_size(sum(sizes), n) + all_reduce(4, n),
-        dtypes=lambda n: {"u16"},
-        unbiased=False,
-        variance=None,
+        dtypes="u16",
         resolution=lambda n, d: 2 * 2.0**-8,
         random=False,
     ),
-    Case(
+    row(
         "sparse_global_qsgd",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.sparse_global_qsgd(
-                axis_name, capacity=2048, levels=4, seed=seed
-            )
-        ),
         # 16-bit indices, 4-bit codes, a count; the norm's three numbers and a flag are reduced.
         bytes=lambda sizes, n: (n - 1) * (2048 * 2 + 2048 // 2 + 4) + all_reduce(16, n),
-        dtypes=lambda n: {"u16"},
-        unbiased=True,
+        dtypes="u16",
         variance=_theta(lambda n: 4),
         resolution=lambda n, d: root(n * d) / 4,
     ),
-    _global_case("global_qsgd_3_levels", lambda n: 3, levels=3),
-    _global_case("global_qsgd_10_bits", most_levels(10), lambda n: 10, bits=10),
-    _global_case("global_qsgd_16_bits", most_levels(16), lambda n: 16, bits=16),
-    _global_case("global_qsgd_32_bits", most_levels(32), lambda n: 32, bits=32),
+    _global_case("global_qsgd_3_levels", lambda n: 3),
+    _global_case("global_qsgd_10_bits", most_levels(10), lambda n: 10),
+    _global_case("global_qsgd_16_bits", most_levels(16), lambda n: 16),
+    _global_case("global_qsgd_32_bits", most_levels(32), lambda n: 32),
     _global_case(
         "global_qsgd_tree",
         lambda n: 15,
         units=_in_buckets_of_8,
         norms=lambda units: 1,
-        scope="tree",
-        bucket_bytes=32,
     ),
-    _gathered_case("qsgd_4_bits", 7, 4, bits=4),
-    _gathered_case("qsgd_16_bits", 32767, 16, bits=16),
-    _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root, norm="l2"),
-    _gathered_case("qsgd_leaf", 127, 8, units=apart, scope="leaf"),
-    Case(
+    _gathered_case("qsgd_4_bits", 7, 4),
+    _gathered_case("qsgd_16_bits", 32767, 16),
+    _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root),
+    _gathered_case("qsgd_leaf", 127, 8, units=apart),
+    row(
         "global_qsgd_exponential_two_stage",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.global_qsgd(
-                axis_name, dithering="exponential", reduce="two_stage", seed=seed
-            )
-        ),
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
-        dtypes=lambda n: {"u8"},
-        unbiased=True,
+        dtypes="u8",
         variance=lambda d, n: twice(1 / 8, n),
         resolution=lambda n, d: 2.0,
     ),
-    Case(
+    row(
         "two_stage_8_bits",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.two_stage_mean(
-                dither(bits=8), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
-        dtypes=lambda n: {"u8"},
-        unbiased=True,
+        dtypes="u8",
         variance=lambda d, n: twice(min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n),
         resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
     ),
-    Case(
+    row(
         "mean_float8",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.mean(
-                axis_name, wire_dtype="float8_e4m3fn", block_size=4
-            )
-        ),
         bytes=lambda sizes, n: 2 * (n - 1) * 8 * row_size(sum(sizes), 4 * n) + all_reduce(4, n),
-        dtypes=lambda n: {"u8"},
-        unbiased=False,
-        variance=None,
+        dtypes="u8",
         resolution=lambda n, d: 2.1 * 2.0**-4,
         random=False,
     ),

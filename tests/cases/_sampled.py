@@ -2,16 +2,10 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
-import jaxcomm
-from jaxcomm import Codec
-from jaxcomm.compression import scaled
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sparsifiers import ada_comp, random_k, threshold, variance_based, wangni
-from tests.cases._case import COMMON_THRESHOLD, Case, all_reduce, feedback_case, word_bytes
+from tests.cases._case import COMMON_THRESHOLD, Case, all_reduce, feedback_row, row, word_bytes
 from tests.cases._sparse import index_bits_repeated, quarter
 
 
@@ -48,23 +42,12 @@ def room_of_quarter(size: int, value_bits: int) -> int:
     return word_bytes(index_bits_repeated(count, size + 1)) + word_bytes(count * value_bits)
 
 
-def own_feedback_case(
-    name: str, codec: Codec, bytes: Callable[[int], int], dtypes: set[str]
-) -> Case:
+def own_feedback_row(name: str, bytes: Callable[[int], int]) -> Case:
     """A row of a codec that keeps its residual; `bytes` are those of one leaf."""
-    return Case(
+    return row(
         name,
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                codec, seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: (n - 1) * (sum(map(bytes, sizes)) + 4),
-        dtypes=lambda n: dtypes,
-        unbiased=False,
-        variance=None,
         random=False,
-        codec=codec,
         feedback=True,
     )
 
@@ -75,80 +58,47 @@ def ada_comp_bytes(size: int) -> int:
     return word_bytes(bins * min(2, width) * math.ceil(math.log2(2 * width + 1))) + 4
 
 
-_SCALED = scaled(random_k(ratio=0.25))
-
 SAMPLED = [
-    Case(
+    row(
         "random_k",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                random_k(ratio=0.5), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * half(sum(sizes)) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
+        dtypes="f32",
         # With the same coordinates on all workers, errors do not average out.
         variance=lambda d, n: d / half(d) - 1,
         resolution=lambda n, d: d / half(d),
-        codec=random_k(ratio=0.5),
-        compressor=random_k(ratio=0.5),
         moment=lambda x: (x.size / half(x.size) - 1) * float(np.sum(x**2)),
         common_coins=True,
     ),
-    Case(
+    row(
         "random_k_feedback",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                error_feedback(_SCALED), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * quarter(sum(sizes)) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=False,
-        variance=None,
-        codec=error_feedback(_SCALED),
-        compressor=_SCALED,
+        dtypes="f32",
         contraction=lambda d: quarter(d) / d,
         moment=lambda x: (1 - quarter(x.size) / x.size) * float(np.sum(x**2)),
-        feedback=True,
         common_coins=True,
     ),
-    Case(
+    row(
         "wangni",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                wangni(ratio=0.25), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: (n - 1) * (room_of_quarter(sum(sizes), 32) + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         # Probabilities are multiples of 2**-24, or a part in a million smaller.
         variance=lambda d, n: (d / quarter(d) * (1 + 1e-5) - 1) / n,
         # What is sent is at most |x|_1 / k.
         resolution=lambda n, d: d / quarter(d),
-        codec=wangni(ratio=0.25),
-        compressor=wangni(ratio=0.25),
         moment=wangni_moment,
     ),
-    feedback_case(
+    feedback_row(
         "threshold",
-        threshold(0.5, ratio=0.25),
         bytes=lambda size: room_of_quarter(size, 32),
-        dtypes={"u32"},
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),
-    own_feedback_case("ada_comp", ada_comp(block_size=4, capacity=2), ada_comp_bytes, {"u32"}),
-    own_feedback_case(
+    own_feedback_row("ada_comp", ada_comp_bytes),
+    own_feedback_row(
         "variance_based",
-        variance_based(alpha=0.5, ratio=0.25),
         # Four bits each, and a byte for the largest exponent.
         lambda size: (
             word_bytes(index_bits_repeated(quarter(size), size + 1))
             + word_bytes(4 * quarter(size) + 8)
         ),
-        {"u32"},
     ),
 ]

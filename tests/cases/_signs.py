@@ -1,30 +1,18 @@
 """Rows of signs, ternary codes, powers of two, and rotations."""
 
-from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-import jaxcomm
-from jaxcomm.compression import blockwise, rotated
-from jaxcomm.compression.feedback import momentum
-from jaxcomm.compression.quantizers import (
-    block_float,
-    dither,
-    e3m0,
-    natural,
-    one_bit,
-    scaled_signs,
-    signs,
-    ternary,
-)
 from tests.cases._case import (
     NO_MAGNITUDE,
     Case,
     Sizes,
     all_reduce,
-    feedback_case,
+    feedback_row,
     root,
+    row,
     row_size,
     word_bytes,
 )
@@ -107,176 +95,117 @@ def _ternary_omega(d: int) -> float:
     return (d**0.5 - 1) / 2
 
 
-def _terngrad(name: str, **options: object) -> Case:
+def _terngrad(name: str, **claims: Any) -> Case:
     """A row of TernGrad with local scales: 16 codes per word, and one scale per leaf."""
-    return Case(
+    return row(
         name,
-        cache(lambda axis_name="data", seed=0: jaxcomm.terngrad(axis_name, seed=seed, **options)),
         bytes=lambda sizes, n: (n - 1) * (sum(4 * -(-d // 16) + 4 for d in sizes) + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
         resolution=lambda n, d: 1.0,
+        **claims,
     )
 
 
 SIGNS = [
-    Case(
+    row(
         "sign_sgd",
-        cache(lambda axis_name="data", seed=0: jaxcomm.sign_sgd(axis_name)),
         bytes=_votes_bytes,
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
         integer_sum=True,
         random=False,
         weighted=False,
-        codec=signs(),
         result=majority,
         zeros_drawn=True,
         alien=NO_MAGNITUDE,
     ),
-    Case(
+    row(
         "signum",
-        cache(lambda axis_name="data", seed=0: jaxcomm.signum(axis_name)),
         bytes=_votes_bytes,
-        dtypes=lambda n: {"u32"},
-        unbiased=False,
-        variance=None,
         integer_sum=True,
         random=False,
         weighted=False,
-        codec=momentum(signs()),
         result=_majority_of_momenta,
         zeros_drawn=True,
         alien=NO_MAGNITUDE,
     ),
-    feedback_case(
+    feedback_row(
         "ef_sign_sgd",
-        scaled_signs(),
         bytes=word_bytes,
-        dtypes={"u32"},
         contraction=lambda d: 1 / d,
         statistics=1,
         moment=_signs_moment,
-    )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.ef_sign_sgd(axis_name))),
-    feedback_case(
+    ),
+    feedback_row(
         "one_bit_sgd",
-        one_bit(),
         bytes=lambda size: word_bytes(size) + 8 * _columns(size),
-        dtypes={"u32"},
         contraction=lambda d: 1 / d,
-    )._replace(make=cache(lambda axis_name="data", seed=0: jaxcomm.one_bit_sgd(axis_name))),
+    ),
     _terngrad("terngrad"),
-    _terngrad("terngrad_unclipped", clip=None)._replace(
-        unbiased=True,
+    _terngrad(
+        "terngrad_unclipped",
         variance=lambda d, n: _ternary_omega(d) / n,
-        codec=ternary(),
-        compressor=ternary(),
         moment=_ternary_moment,
     ),
-    Case(
+    row(
         "terngrad_shared",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.terngrad(
-                axis_name, scale="shared", clip=None, seed=seed
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(
             sum(_fields(size, width_of(1, n)) + 4 for size in sizes) + 4, n
         ),
         dtypes=lambda n: {_hlo(width_of(1, n))},
-        unbiased=True,
         # The scale is that of all n d coordinates.
         variance=lambda d, n: _ternary_omega(n * d) / n,
         resolution=lambda n, d: 1.0,
         integer_sum=True,
-        codec=ternary(),
     ),
-    Case(
+    row(
         "natural_compression",
-        cache(lambda axis_name="data", seed=0: jaxcomm.natural_compression(axis_name, seed=seed)),
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + word_bytes(sum(sizes)) + 4),
-        dtypes=lambda n: {"u8"},
-        unbiased=True,
+        dtypes="u8",
         variance=lambda d, n: 1 / 8 / n,
         resolution=lambda n, d: 1.0,
-        codec=natural(),
-        compressor=natural(),
         contraction=lambda d: 1 - 1 / 8,
         moment=_natural_moment,
     ),
-    Case(
+    row(
         "e3m0",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                e3m0(), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: (n - 1) * (word_bytes(4 * sum(sizes)) + 4 + 4),
-        dtypes=lambda n: {"u32"},
-        unbiased=True,
         variance=lambda d, n: (1 / 8 + d / 2**14) / n,
         resolution=lambda n, d: 0.5,
-        codec=e3m0(),
-        compressor=e3m0(),
         contraction=lambda d: 1 - (1 / 8 + d / 2**14),
         moment=_e3m0_moment,
     ),
-    Case(
-        "mxfp8",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                block_float(), seed=seed, axis_name=axis_name
-            )
-        ),
+    row(
+        "block_float",
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + -(-sum(sizes) // 32) + 4),
-        dtypes=lambda n: {"u8"},
-        unbiased=True,
+        dtypes="u8",
         variance=lambda d, n: (1 / 256 + 32 * 2.0**-18 / 448**2) / n,
         resolution=lambda n, d: 1 / 8,
-        codec=block_float(),
-        compressor=block_float(),
         contraction=lambda d: 1 - (1 / 256 + 32 * 2.0**-18 / 448**2),
         moment=_mxfp8_moment,
     ),
-    feedback_case(
+    feedback_row(
         "block_float_int8",
-        block_float("int8", block_size=256, rounding="nearest"),
         bytes=lambda d: d + -(-d // 256),
-        dtypes={"u8"},
+        dtypes="u8",
         contraction=lambda d: 1 - 256 / 127**2,
     ),
-    Case(
+    row(
         "rotated",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                rotated(dither(levels=15)), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(
             _fields(_power_of_two(sum(sizes)), width_of(15, n)) + 8, n
         ),
         dtypes=lambda n: {_hlo(width_of(15, n))},
-        unbiased=True,
         variance=lambda d, n: min(_power_of_two(d) / 15**2, (_power_of_two(d) / n) ** 0.5 / 15),
         # Steps of at most |x| / 15, of which a coordinate takes part in sqrt(d).
         resolution=lambda n, d: root(d) * root(_power_of_two(d)) / 15,
+        with_codec=False,
         spreads=True,
     ),
-    Case(
+    row(
         "rotated_blocks",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_gather_mean(
-                blockwise(rotated(dither(bits=4)), 8), seed=seed, axis_name=axis_name
-            )
-        ),
         # Blocks of 8 coordinates: one word of 4-bit fields and one float32 norm each.
         bytes=lambda sizes, n: (n - 1) * (8 * -(-sum(sizes) // 8) + 4),
-        dtypes=lambda n: {"u32"},  # Norms travel as words.
-        unbiased=True,
         variance=lambda d, n: min(8 / 7**2, 8**0.5 / 7) / n,
         resolution=lambda n, d: root(min(d, 8)) * root(8) / 7,
+        with_codec=False,
         spreads=True,
     ),
 ]

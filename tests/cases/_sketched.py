@@ -2,22 +2,20 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-import jaxcomm
-from jaxcomm.compression.sketches import count_sketch, s2_sketch
-from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
 from tests.cases._case import (
     COMMON_NOISE,
     Case,
     Sizes,
     all_reduce,
-    feedback_case,
+    feedback_row,
+    row,
     row_size,
     word_bytes,
+    zero,
 )
 from tests.cases._sparse import index_bits_repeated
 
@@ -40,115 +38,67 @@ def s2_bytes(cell_bytes: int, ratio: float, rows: int) -> Callable[[Sizes, int],
 
 
 def s2_case(
-    name: str, *, sketch_ratio: float, unbiased: bool, variance: bool, **options: Any
+    name: str,
+    ratio: float,
+    rows: int = 1,
+    cell_bytes: int = 4,
+    *,
+    exact: bool = True,
+    **claims: Any,
 ) -> Case:
-    rows, bits = options.get("rows", 1), options.get("bits", 32)
-    decode = options.get("decode", "mean")
-    return Case(
-        name,
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.s2_reducer(
-                axis_name,
-                density=1.0,
-                sketch_ratio=sketch_ratio,
-                granularity="element",
-                scope="bucket",
-                seed=seed,
-                **options,
-            )
-        ),
-        bytes=s2_bytes(bits // 8, sketch_ratio, rows),
-        dtypes=lambda n: {"u32", "f32" if bits == 32 else "s8"},
-        unbiased=unbiased,
+    """A row of a table of `ratio` cells per coordinate; `exact` means on average."""
+    unbiased = {
         # For the mean: (K - 1) / c of its square, which is at most the mean of squares.
-        variance=(lambda d, n: (d - 1) / (rows * math.ceil(sketch_ratio * d / rows)))
-        if variance
-        else None,
+        "variance": lambda d, n: (d - 1) / (rows * math.ceil(ratio * d / rows)),
         # All coordinates may be in the same cell.
-        resolution=(lambda n, d: d) if unbiased else None,
-        compressor=s2_sketch(
-            density=1.0, sketch_ratio=sketch_ratio, rows=rows, granularity="element"
-        )
-        if decode == "mean"
-        else None,
-        moment=(
-            lambda x: (
-                max(np.count_nonzero(x) - 1, 0)
-                / (rows * math.ceil(sketch_ratio * x.size / rows))
-                * float(np.sum(x**2))
-            )
-        )
-        if decode == "mean"
-        else None,
-        common_coins=bits == 32,
-        fitted=decode == "peel",
-        alien="" if unbiased else COMMON_NOISE,
+        "resolution": lambda n, d: d,
+    }
+    return row(
+        name,
+        bytes=s2_bytes(cell_bytes, ratio, rows),
+        dtypes=lambda n: {"u32", "f32" if cell_bytes == 4 else "s8"},
+        with_codec=False,
+        common_coins=cell_bytes == 4,
+        **(unbiased if exact else {"alien": COMMON_NOISE}),
+        **claims,
     )
 
 
 SKETCHED = [
-    s2_case("s2_reducer", sketch_ratio=1.0, unbiased=True, variance=True),
     s2_case(
-        "s2_reducer_median",
-        sketch_ratio=2.0,
-        rows=3,
-        decode="median",
-        unbiased=False,
-        variance=False,
+        "s2_reducer",
+        1.0,
+        moment=lambda x: max(np.count_nonzero(x) - 1, 0) / x.size * float(np.sum(x**2)),
     ),
-    s2_case(
-        "s2_reducer_peel", sketch_ratio=1.5, rows=3, decode="peel", unbiased=True, variance=True
-    ),
-    s2_case(
-        "s2_reducer_8_bits",
-        sketch_ratio=1.5,
-        rows=3,
-        decode="peel",
-        bits=8,
-        overflow="drop",  # With few coordinates, some often do not peel.
-        unbiased=False,
-        variance=False,
-    ),
-    Case(
+    s2_case("s2_reducer_median", 2.0, 3, exact=False),
+    s2_case("s2_reducer_peel", 1.5, 3, fitted=True),
+    # With few coordinates, some often do not peel.
+    s2_case("s2_reducer_8_bits", 1.5, 3, 1, exact=False, fitted=True),
+    row(
         "count_sketch",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                count_sketch(sketch_ratio=0.5, hashing="elements"), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * math.ceil(sum(sizes) / 2) + 4, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
+        dtypes="f32",
         variance=lambda d, n: (d - 1) / math.ceil(d / 2),
         resolution=lambda n, d: d,
+        with_codec=False,
         spreads=True,
-        compressor=count_sketch(sketch_ratio=0.5, hashing="elements"),
         moment=lambda x: (x.size - 1) / math.ceil(x.size / 2) * float(np.sum(x**2)),
         common_coins=True,
     ),
-    Case(
+    row(
         "nonzero_union",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.all_reduce_mean(
-                nonzero_union(density=1.0, granularity="element"), seed=seed, axis_name=axis_name
-            )
-        ),
         bytes=lambda sizes, n: agreed_bitmap(sum(sizes), n) + all_reduce(4 * sum(sizes) + 4, n),
         dtypes=lambda n: {"f32", "u32"},
-        unbiased=True,
-        variance=lambda d, n: 0,
-        resolution=lambda n, d: 0,
+        variance=zero,
+        resolution=zero,
         random=False,
-        codec=nonzero_union(density=1.0, granularity="element"),
         common_coins=True,
     ),
-    feedback_case(
+    feedback_row(
         "nonzero",
-        nonzero(density=0.5, granularity="element", overflow="drop"),
         bytes=lambda size: (
             word_bytes(index_bits_repeated(math.ceil(size / 2), size + 1)) + 4 * math.ceil(size / 2)
         ),
-        dtypes={"u32"},
         contraction=lambda size: 0.5,
     ),
 ]

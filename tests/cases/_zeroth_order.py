@@ -1,40 +1,25 @@
 """Rows of descent along random directions. Given gradients, they project these on directions."""
 
-from functools import cache
-
-import jaxcomm
-from tests.cases._case import Case, all_reduce
+from tests.cases._case import all_reduce, row
 
 DIRECTIONS = 256
 LARGEST = 5.5  # Of the Gaussian numbers from 23 bits.
 
 ZEROTH_ORDER = [
-    Case(
+    row(
         "zeroth_order",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.zeroth_order(
-                DIRECTIONS, distribution="rademacher", axis_name=axis_name, seed=seed
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * DIRECTIONS, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
+        dtypes="f32",
         # E|u <u, x>|^2 = d |x|^2 for signs, of the mean alone: all workers have the same u.
         variance=lambda d, n: (d - 1) / DIRECTIONS,
         resolution=lambda n, d: d - 1,
         common_coins=True,
         spreads=True,
     ),
-    Case(
+    row(
         "zeroth_order_gaussian",
-        cache(
-            lambda axis_name="data", seed=0: jaxcomm.zeroth_order(
-                DIRECTIONS, axis_name=axis_name, seed=seed
-            )
-        ),
         bytes=lambda sizes, n: all_reduce(4 * DIRECTIONS, n),
-        dtypes=lambda n: {"f32"},
-        unbiased=True,
+        dtypes="f32",
         # E|u <u, x>|^2 = (d + 2) |x|^2 for normal numbers.
         variance=lambda d, n: (d + 1) / DIRECTIONS,
         resolution=lambda n, d: LARGEST**2 * d + 1,

@@ -1,77 +1,47 @@
-"""Writes docs/methods.md: `python -m tests.cases.page`.
+"""Writes docs/methods.md from the catalogue: `python -m tests.cases.page`.
 
-The text is docs/methods.md.in, in which a line such as `{{MEANS}}` is the place of a table. Lines
-of tables are in `tests/cases/_lines.py`; what they claim is the claim of their row.
+The text is docs/methods.md.in, in which a line such as `{{MEANS}}` is the place of a table. What
+workers keep in gossip and in local steps is the claim of their rows.
 """
 
+import functools
 import inspect
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import jaxcomm
-from jaxcomm import gossip
-from jaxcomm.compression import low_rank, quantizers, sketches, sparsifiers
+from jaxcomm import compression, gossip
+from jaxcomm.catalogue import CLAIMS, METHODS, Method
+from jaxcomm.compression import feedback, low_rank, quantizers, sketches, sparsifiers
 from jaxcomm.gossip import ring
-from tests.cases import CASES, Case
-from tests.cases._crowded import CROWDED
-from tests.cases._gossip import GOSSIP as GOSSIP_CASES
-from tests.cases._gossip import GossipCase
-from tests.cases._lines import AROUND, GOSSIP, LOCAL, MEANS, Line
-from tests.cases._local import LOCAL as LOCAL_CASES
-from tests.cases._local import RECIPES, LocalCase
+from tests.cases._gossip import GOSSIP
+from tests.cases._local import LOCAL, RECIPES
 from tests.cases._quantized import most_levels
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE, TEMPLATE = DOCS / "methods.md", DOCS / "methods.md.in"
-SQUARES = "Σ|xᵢ|²"
-
-ROWS: dict[str, Case] = {case.name: case for case in CASES}
-GOSSIP_ROWS: dict[str, GossipCase] = {case.name: case for case in GOSSIP_CASES}
-LOCAL_ROWS: dict[str, LocalCase] = {case.name: case for case in [*LOCAL_CASES, *RECIPES]}
-CROWDED_ROWS = {case.name: case for case in CROWDED}
+GOSSIP_ROWS = {case.name: case for case in GOSSIP}
+LOCAL_ROWS = {case.name: case for case in [*LOCAL, *RECIPES]}
+LOCAL_ROWS["local_sgd_post_local"] = LOCAL_ROWS["local_sgd"]  # With another period.
 
 
-def exact_with_room(line: Line) -> bool:
-    """Whether a line has room for a fraction of the rows, and is exact where all fit."""
-    case = CROWDED_ROWS.get(line.row)
-    return "density=" in line.code and case is not None and case.exact
+def printed(kind: str) -> list[Method]:
+    """The methods of a kind that have a line of their own."""
+    return [method for method in METHODS.values() if method.kind == kind and not method.like]
 
 
-def feeds_back(case: Case) -> bool:
-    """Whether a row is biased in one step only: `tests.laws` hold it to its mean over time."""
-    return not (case.unbiased or case.resolution or case.result)
-
-
-def unbiased(line: Line) -> str:
-    """The claim of the row, and the line's note on it."""
-    case = ROWS[line.row]
-    if line.claim:
-        return line.claim
-    if exact_with_room(line):
-        claim = "exact where all rows fit"
-    elif case.resolution and case.resolution(8, 1000) == 0:
-        claim = "exact"
-    elif case.unbiased:
-        claim = "yes"
-    elif case.result:
-        claim = "not a mean"
-    elif feeds_back(case):
-        claim = "no, with damped feedback" if case.discount < 1 else "no, with feedback"
-    else:
-        claim = "no" if case.random else "no, rounds to nearest"
-    return claim + line.note
-
-
-def error(line: Line) -> str:
-    """The bound of the row's variance, or the contraction of its codec."""
-    formula, _, text = line.error.partition("; ")
+def error(method: Method) -> str:
+    """The bound of the variance, or the contraction of the codec."""
+    formula, _, text = method.error.partition("; ")
     if not formula:
         return ""
-    if ROWS[line.row].variance is None and "exact" not in unbiased(line):
+    if not method.is_unbiased:
         cell = f"δ = {formula}"
     else:
-        cell = formula if formula == "0" or "Σ" in formula else f"{formula} · {SQUARES}"
+        cell = formula if formula == "0" or "Σ" in formula else f"{formula} · Σ|xᵢ|²"
     return f"{cell}; {text}" if text else cell
 
 
@@ -82,8 +52,8 @@ def table(header: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def code(line: Line) -> str:
-    return f"`{line.code}`{line.suffix}"
+def code(method: Method) -> str:
+    return f"`{method.call}`{method.suffix}"
 
 
 def public(module: ModuleType, returns: object) -> str:
@@ -106,22 +76,24 @@ def levels(bits: int, workers: int) -> str:
 
 def tables() -> dict[str, list[str]]:
     counts = [2, 4, 8, 11, 16, 32, 64, 127, 128]
-    means = [(code(x), unbiased(x), error(x), x.bytes, x.paper) for x in MEANS]
+    means = [
+        (code(x), CLAIMS[x.claim] + x.note, error(x), x.bytes, x.paper) for x in printed("mean")
+    ]
     neighbors = []
-    for line in GOSSIP:
-        row = GOSSIP_ROWS[line.row]
+    for method in printed("gossip"):
+        row = GOSSIP_ROWS[method.name]
         keeps = "sums of parameters and of push-sum weights" if row.sums else "mean of parameters"
-        converges = line.claim or (
+        converges = method.note or (
             "to the optimum" if row.corrects else "to within O(learning rate) of the optimum"
         )
         absent = "yes" if row.absence else "no"
-        neighbors.append((code(line), keeps, converges, absent, line.bytes, line.paper))
+        neighbors.append((code(method), keeps, converges, absent, method.bytes, method.paper))
     local = []
-    for line in LOCAL:
-        case = LOCAL_ROWS[line.row]
+    for method in printed("local"):
+        case = LOCAL_ROWS[method.name]
         own = "exact mean" if case.neutral else "its codec"
         by = "any aggregator" if case.aggregates else own
-        local.append((code(line), line.bytes, by, "yes" if case.agree else "no", line.paper))
+        local.append((code(method), method.bytes, by, "yes" if case.agree else "no", method.paper))
     return {
         "MEANS": [
             *table("method | unbiased | error | bytes sent per worker | paper", means),
@@ -141,7 +113,9 @@ def tables() -> dict[str, list[str]]:
             )
         ],
         "AROUND": [
-            *table("wrapper | bytes sent per worker", [(code(x), x.bytes) for x in AROUND]),
+            *table(
+                "wrapper | bytes sent per worker", [(code(x), x.bytes) for x in printed("wrapper")]
+            ),
         ],
         "LEVELS": [
             *table(
@@ -163,6 +137,19 @@ def page() -> str:
         assert text.count("{{" + name + "}}") == 1, f"{TEMPLATE.name} needs one {name}"
         text = text.replace("{{" + name + "}}", "\n".join(lines))
     return text
+
+
+@functools.cache
+def names(size: int) -> dict[str, Any]:
+    """What the page defines before its lines, at `size` coordinates, and what variants need."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block.count("n, d = 8, 10_000 ") == 1
+    given = {name: getattr(compression, name) for name in compression.__all__}
+    given |= {name: getattr(feedback, name) for name in feedback.__all__}
+    given["low_rank"] = low_rank
+    given["directed"] = METHODS["sgp_directed"].graph(8)
+    exec(block.replace("n, d = 8, 10_000 ", f"n, d = 8, {size} "), given)
+    return given
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Which laws hold which methods, and to what, as data: `python -m tests.cases.pairs`.
 
-A law is a test with rows of methods as parameters. It writes three files beside this one:
+A law is a test with rows of methods as parameters. It writes four files beside this one:
 
 - pairs.csv: each law with each of its methods, the numbers of workers, how many tests these are,
   and how many of them are quick;
 - laws.csv: the tolerances in the code of each law, with `#` in the place of a number;
-- claims.csv: what each row claims, in numbers.
+- claims.csv: what each row claims, in numbers;
+- names.csv: each public name of a method, and how many laws `-k NAME` selects.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import itertools
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ import pytest
 
 from tests.cases._tolerances import bounds_of, workers_of
 from tests.cases.weaker import COLUMNS, Data
+from tests.test_complete import METHODS as PUBLIC
+from tests.test_complete import WITHOUT_ROW
 
 HERE = pathlib.Path(__file__).parent
 # Modules with rows; a file with laws imports one.
@@ -95,6 +98,16 @@ def _claims(row: Any) -> dict[str, list[float]]:
     return found
 
 
+def _names(items: list[pytest.Item]) -> Iterator[tuple[str, str]]:
+    laws = [item for item in items if item.nodeid.startswith("tests/laws/")]
+    texts = {
+        (item.nodeid.split("[")[0], " ".join([item.name, *sorted(item.extra_keyword_matches)]))
+        for item in laws
+    }
+    for name in sorted({method.__name__ for method in PUBLIC.values()} - {*WITHOUT_ROW}):
+        yield name, str(len({law for law, text in texts if name in text}))
+
+
 def collected() -> Data:
     """What the tests hold their rows to now."""
     collection = _Collection()
@@ -123,6 +136,7 @@ def collected() -> Data:
         return law, method, _text(sorted(workers)), str(len(items)), str(quick)
 
     return {
+        "names.csv": [*_names(collection.items)],
         "pairs.csv": sorted(line(*pair) for pair in pairs),
         "laws.csv": sorted(
             (law, bound, _text(sorted(numbers)))
@@ -138,7 +152,7 @@ def collected() -> Data:
 
 
 def write(data: Data, folder: pathlib.Path) -> None:
-    for name, columns in COLUMNS.items():
+    for name, columns in {**COLUMNS, "names.csv": ("name", "laws")}.items():
         with open(folder / name, "w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *data[name]])
 

@@ -25,7 +25,7 @@ from tests.workers import aggregator, flat, gradients, initial
 STEPS = 12
 WHOLE = 360360  # A multiple of all periods here.
 # Ties are broken at random, or memory is rounded so.
-DRAWS = {"votes", "sign_sgd", "signum", "compressed_memory"}
+DRAWS = {"majority_vote", "sign_sgd", "signum", "compressed_memory"}
 
 
 def _is_counter(before: Any, after: Any) -> bool:
@@ -101,7 +101,7 @@ def test_local_steps(case: LocalCase) -> None:
         found, after, _ = scanned(tx, 4, False)(params, state, (pulls,), masks)
         return np.concatenate(jax.tree.leaves(found.per_worker["data"]), axis=-1), after
 
-    check(run, fresh, seeds=case.name not in ("muloco", "streaming_diloco_4_bits"))
+    check(run, fresh, seeds=case.name not in ("diloco_muloco", "streaming_diloco_4_bits"))
 
 
 def _draws(case: GossipCase, workers: int) -> bool:

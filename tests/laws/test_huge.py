@@ -10,7 +10,7 @@ from tests.workers import aggregate
 HUGE = 2.0**127
 FIXED = {"fixed_threshold", "fixed_threshold_summed"}  # Levels that do not scale with the update.
 # Results that lose the magnitude, or clip the norm.
-NO_MAGNITUDE = {"votes", "sign_sgd", "signum", "local_clip", "deep_gradient_compression"}
+NO_MAGNITUDE = {"majority_vote", "sign_sgd", "signum", "local_clip", "deep_gradient_compression"}
 QUICK = {"atomo", "sparse_global_qsgd", "nonzero"}
 
 

@@ -1,6 +1,9 @@
 """Under `optax.inject_hyperparams` every option works, or the error says how to keep it static."""
 
+import ast
 import inspect
+import types
+import typing
 from typing import Any
 
 import jax
@@ -11,139 +14,21 @@ import pytest
 
 import jaxcomm
 from jaxcomm import aggregation
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.quantizers import dither, exponential_dither
-from jaxcomm.compression.sparsifiers import nonzero, top_k
-from jaxcomm.synchronization import shifted_exponential
+from jaxcomm.catalogue import METHODS
+from tests.cases.page import names
 
-
-def largest(ratio: float) -> jaxcomm.Codec:
-    return error_feedback(top_k(ratio=ratio))
-
-
-def of_levels(levels: int) -> jaxcomm.Codec:
-    return dither(levels=levels)
-
-
-def every_leaf(tree: Any) -> Any:
-    return jax.tree.map(lambda x: True, tree)
-
-
-SGD = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-UNITS = {"scope": "leaf", "bucket_bytes": 64, "seed": 3}
-SKETCH = {
-    "sketch_ratio": 4.0,
-    "rows": 3,
-    "momentum": 0.5,
-    "momentum_masking": True,
-    "hashing": "elements",
-}
-# Arguments for each: all options that could be numbers.
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "accumulate": {"tx": SGD, "every": 2},
-    "adaptive_budgets": {
-        "axis_name": "data",
-        "codec_for": of_levels,
-        "budget": 7,
-        "plans": [{}, {0: 1}],
-        "target_seconds": 0.5,
-        "patience": 2,
-        **UNITS,
-    },
-    "adaptive_ratio": {
-        "axis_name": "data",
-        "codec_for": largest,
-        "ratios": [0.25, 1.0],
-        "target_error": 0.5,
-        "patience": 2,
-        **UNITS,
-    },
-    "atomo": {"rank": 2, "bucket_bytes": 64, "seed": 3},
-    "backup": {
-        "tx": jaxcomm.mean(),
-        "backups": 1,
-        "times": shifted_exponential(1.0).sample,
-        "seed": 3,
-    },
-    "budgeted_mean": {
-        "axis_name": "data",
-        "codec_for": of_levels,
-        "budget": 7,
-        "slow": {0: 1},
-        **UNITS,
-    },
-    "deep_gradient_compression": {
-        "ratio": 0.25,
-        "momentum": 0.5,
-        "max_norm": 1.0,
-        "sample_ratio": 0.5,
-        "warmup_every": 2,
-        "bucket_bytes": 64,
-    },
-    "demo": {"k": 2, "block_size": 4, "momentum": 0.9, "value_dtype": "bfloat16", **UNITS},
-    "delayed": {"tx": jaxcomm.mean(), "staleness": 2},
-    "proximal": {
-        "tx": optax.sgd(0.1),
-        "regularizer": jaxcomm.regularizers.l1(0.01),
-        "learning_rate": 0.1,
-    },
-    "recursive_doubling_mean": {
-        "axis_name": "data",
-        "codec_for": lambda added: nonzero(density=1.0, granularity="element"),
-        **UNITS,
-    },
-    "ef_sign_sgd": {"decay": 0.9, "bucket_bytes": 64},
-    "fetch_sgd": {"k": 2, **SKETCH, **UNITS},
-    "all_gather_mean": {"axis_name": "data", "codec": dither(), **UNITS},
-    "global_qsgd": {"levels": 4, "bits": 8, **UNITS},
-    "gtop_k": {"k": 2, "bucket_bytes": 64},
-    "lazy": {"codec": dither(), "threshold": 0.5, "memory": 2, "max_skip": 3, **UNITS},
-    "mean": {"block_size": 8, "wire_dtype": "float8_e4m3fn"},
-    "merged_mean": {"axis_name": "data", "codec": exponential_dither(), **UNITS},
-    "natural_compression": {"bucket_bytes": 64, "seed": 3},
-    "one_bit_sgd": {"decay": 0.9, "bucket_bytes": 64},
-    "parallax": {"sparse": every_leaf, "density": 1.0, "union_density": 1.0, "granularity": 1},
-    "power_sgd": {"rank": 2, "drawn": 1, "decay": 0.9, "bucket_bytes": 64, "seed": 3},
-    "qsgd": {"levels": 4, "bits": 8, **UNITS},
-    "s2_reducer": {
-        "density": 1.0,
-        "sketch_ratio": 2.0,
-        "rows": 3,
-        "granularity": 1,
-        "decode": "median",
-        "bits": 32,
-        **UNITS,
-    },
-    "sharded_server": {
-        "tx": optax.sgd(0.1),
-        "push": dither(),
-        "pull": dither(),
-        "max_norm": 1.0,
-        **UNITS,
-    },
-    "signum": {"momentum": 0.9},
-    "sketched_sgd": {"ratio": 0.25, "candidates": 2.0, **SKETCH, **UNITS},
-    "skip_nonfinite": {"tx": jaxcomm.mean(), "max_consecutive_errors": 3},
-    "sparcml": {"density": 1.0, "union_density": 1.0, "granularity": 1, "bucket_bytes": 64},
-    "sparse_global_qsgd": {"capacity": 4, "levels": 1, **UNITS},
-    "all_reduce_mean": {"axis_name": "data", "codec": dither(), **UNITS},
-    "terngrad": {"clip": 2.5, **UNITS},
-    "top_k_sgd": {"k": 2, "decay": 0.9, **UNITS},
-    "two_stage_mean": {"axis_name": "data", "codec": dither(), **UNITS},
-    "warmup": {"stages": [jaxcomm.qsgd()], "every": 2},
-    "zeroth_order": {"directions": 2, "smoothing": 0.01, "seed": 3},
-}
-WITHOUT_NUMBERS = {
-    "gradient_norms",
-    "hierarchical",
-    "per_worker",
-    "ring_mean",
-    "shard_local",
-    "sign_sgd",
-    "sliced",
-    "majority_vote",
-}
+SIZE = 10**4  # Coordinates for the letters of the calls.
+CALLS = [
+    *(method.call for method in METHODS.values() if method.kind in ("mean", "wrapper")),
+    "jaxcomm.top_k_sgd(k=k)",
+    "jaxcomm.merged_mean(exponential_dither())",
+    "jaxcomm.recursive_doubling_mean(lambda added: nonzero(density=1.0, granularity='element'))",
+    "jaxcomm.adaptive_budgets("
+    "lambda levels: dither(levels=levels), 7, [{}, {0: 1}], target_seconds=0.5)",
+]
+WITHOUT_NUMBERS = {"per_worker", "shard_local", "sliced"}  # Or a codec, which the catalogue calls.
 NEEDED = {"adaptive_budgets": {"seconds_per_byte": 1e-4}}  # in `update`
+CHOSEN = {"memory_rank": 2}  # Of optional numbers, those that another one bounds.
 
 
 def _constructors() -> set[str]:
@@ -160,8 +45,35 @@ def _named(name: str) -> Any:
     return getattr(jaxcomm, name, None) or getattr(aggregation, name)
 
 
-def test_every_constructor_is_here() -> None:
-    assert set(ARGUMENTS) | WITHOUT_NUMBERS == _constructors()
+def _first_calls() -> dict[str, ast.Call]:
+    """Of each constructor, the first call in the catalogue, without what is around it."""
+    found: dict[str, ast.Call] = {}
+    for text in CALLS:
+        node = ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.setdefault(node.func.attr, node)
+    return {name: node for name, node in found.items() if name in _constructors()}
+
+
+def _arguments(node: ast.Call) -> dict[str, Any]:
+    def value(part: ast.expr) -> Any:
+        return eval(ast.unparse(part), names(SIZE))
+
+    signature = inspect.signature(value(node.func))
+    words = {word.arg: value(word.value) for word in node.keywords if word.arg}
+    return signature.bind(*map(value, node.args), **words).arguments
+
+
+def _number(parameter: inspect.Parameter) -> int | float | None:
+    """The default of an option, or a number of the kind that it may be."""
+    if injected(parameter.default):
+        return parameter.default
+    hint = parameter.annotation
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if is_union else (hint,)
+    plain = [typing.get_args(kind)[0] if hasattr(kind, "__metadata__") else kind for kind in kinds]
+    chosen = CHOSEN.get(parameter.name, 8 if int in plain else 0.5)
+    return chosen if {int, float} & {*plain} else None
 
 
 def injected(value: Any) -> bool:
@@ -169,22 +81,39 @@ def injected(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float)
 
 
+def _options(name: str, node: ast.Call) -> dict[str, Any]:
+    given = _arguments(node)
+    numbers = {
+        option: number
+        for option, parameter in inspect.signature(_named(name)).parameters.items()
+        if (number := _number(parameter)) is not None
+    }
+    return {**numbers, **given}
+
+
+CALLED = _first_calls()
 OPTIONS = [
     (name, option)
-    for name, given in ARGUMENTS.items()
-    for option, value in given.items()
+    for name, node in CALLED.items()
+    for option, value in _options(name, node).items()
     if injected(value)
 ]
 
 
+def test_every_constructor_is_here() -> None:
+    assert {*CALLED} | WITHOUT_NUMBERS == _constructors()
+
+
 def _run(name: str, option: str) -> None:
-    """Traces `init` and an update, with all others static."""
-    given = ARGUMENTS[name]
+    """Traces `init` and an update, with all others static and as in the call."""
+    options = _options(name, CALLED[name])
+    given = {**_arguments(CALLED[name]), option: options[option]}
+    given.pop({"k": "ratio", "ratio": "k"}.get(option, ""), None)  # A call has one of them.
     static = [other for other in inspect.signature(_named(name)).parameters if other != option]
     tx = optax.inject_hyperparams(_named(name), static_args=static)(**given)
     extra = {key: jnp.float32(value) for key, value in NEEDED.get(name, {}).items()}
     update = jax.vmap(lambda g: tx.update(g, tx.init(g), g, **extra)[0], axis_name="data")
-    jax.eval_shape(update, {"w": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 3))})
+    jax.eval_shape(update, {"w": jnp.ones((3, 4, 3)), "b": jnp.ones((3, 3, 1))})
 
 
 @pytest.mark.quick(1)

@@ -1,0 +1,255 @@
+"""Methods that average parameters: gossip and local steps; and wrappers of aggregators."""
+
+from typing import Any
+
+import networkx as nx
+import optax
+
+from jaxcomm import gossip, synchronization
+from jaxcomm._workers import per_worker
+from jaxcomm.aggregation import (
+    accumulate,
+    all_gather_mean,
+    backup,
+    gradient_norms,
+    hierarchical,
+    mean,
+    skip_nonfinite,
+    sliced,
+)
+from jaxcomm.catalogue._method import Build, Method, Size
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, e3m0
+from jaxcomm.compression.regularizers import l1, proximal
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.methods import global_qsgd
+from jaxcomm.scheduling import wait_free
+
+PERIOD = 3
+
+
+def _neighbors(name: str, call: str, graph: Any, method: Any, **rest: Any) -> Method:
+    """Gossip of a mixing; `method` is `(size, mixing) -> transformation`."""
+
+    def build(size: Size, workers: int = 8) -> optax.GradientTransformationExtraArgs:
+        return method(size, graph(workers))
+
+    return Method(name, call, build, "neighbors", kind="gossip", graph=graph, **rest)
+
+
+def one_peer(workers: int) -> gossip.Mixing:
+    """A receiver in each step, in turns."""
+    return gossip.cyclic(gossip.one_peer_exponential(workers), "push")
+
+
+def _half(workers: int) -> Any:
+    return gossip.matcha_plan(gossip.ring(workers), budget=0.5)
+
+
+def _directed(workers: int) -> gossip.Mixing:
+    """Not regular, so that push-sum weights differ."""
+    graph = gossip.exponential(workers)
+    graph.add_edges_from((0, j) for j in range(1, workers))
+    return gossip.to_mixing(graph, "push")
+
+
+def _matchings(workers: int) -> gossip.Mixing:
+    """The matchings of a ring, one at random in each step, as pairs that average."""
+    parts = []
+    for matching in gossip.matcha_plan(gossip.ring(workers), budget=1).matchings or [()]:
+        part = nx.empty_graph(workers)
+        part.add_edges_from(matching)
+        parts.append(part)
+    return gossip.randomized(parts)
+
+
+def _largest(size: Size) -> dict[str, Any]:
+    """The codec of few coordinates has three of twelve."""
+    codec = size.of(top_k(k=3), top_k(ratio=size.ratio))
+    return {"codec": codec, "step_size": size.of(0.3, 0.1)}
+
+
+NEIGHBORS = [
+    _neighbors("dpsgd", "gossip.dpsgd(graph)", gossip.ring,
+        lambda size, mixing: gossip.dpsgd(mixing), bytes="degree P", letters={"degree": 2},
+        paper="Lian et al. 2017"),
+    _neighbors("dpsgd_adapt_then_combine",
+        'gossip.dpsgd(gossip.to_mixing(graph, "best_constant"), order="adapt_then_combine")',
+        lambda workers: gossip.to_mixing(gossip.ring(workers), "best_constant"),
+        lambda size, mixing: gossip.dpsgd(mixing, order="adapt_then_combine"), like="dpsgd"),
+    _neighbors("dpsgd_in_turns",
+        "gossip.dpsgd(gossip.cyclic(gossip.one_peer_exponential(n, directed=False)))",
+        lambda workers: gossip.cyclic(gossip.one_peer_exponential(workers, directed=False)),
+        lambda size, mixing: gossip.dpsgd(mixing), like="dpsgd"),
+    _neighbors("matcha", "gossip.matcha(plan)", _half, lambda size, mixing: gossip.matcha(mixing),
+        bytes="active P; active: the number of active matchings, on average at most `budget` "
+            "times that of all matchings", letters={"active": 2}, paper="Wang et al. 2019"),
+    _neighbors("matcha_periodic", "gossip.dpsgd(gossip.random_periodic(graph, budget=0.5))",
+        lambda workers: gossip.random_periodic(gossip.ring(workers), budget=0.5),
+        lambda size, mixing: gossip.dpsgd(mixing), bytes="degree P in half of the steps",
+        paper="baseline in Wang et al. 2019"),
+    _neighbors("choco_sgd", "gossip.choco_sgd(graph, top_k(k=k), step_size=0.1)", gossip.ring,
+        lambda size, mixing: gossip.choco_sgd(mixing, **_largest(size)), bytes="degree p",
+        letters={"degree": 2}, paper="Koloskova et al. 2019"),
+    _neighbors("choco_sgd_over_matcha", "gossip.choco_sgd(plan, top_k(k=k), step_size=0.1)", _half,
+        lambda size, mixing: gossip.choco_sgd(mixing, **_largest(size)), like="choco_sgd"),
+    _neighbors("deep_squeeze", "gossip.deep_squeeze(graph, top_k(k=k), step_size=0.1)", gossip.ring,
+        lambda size, mixing: gossip.deep_squeeze(mixing, **_largest(size)), bytes="degree p",
+        letters={"degree": 2}, paper="Tang et al. 2019"),
+    _neighbors("d2", "gossip.d2(gossip.lazy_mixing(graph))",
+        lambda workers: gossip.lazy_mixing(gossip.ring(workers)),
+        lambda size, mixing: gossip.d2(mixing), bytes="degree P", letters={"degree": 2},
+        paper="Tang et al. 2018"),
+    _neighbors("sgp", "gossip.sgp(graphs)", one_peer, lambda size, mixing: gossip.sgp(mixing),
+        bytes="messages (P + 4); messages: the number of receivers in a step",
+        letters={"messages": 1}, paper="Assran et al. 2018",
+        suffix="; Overlap SGP with `overlap=`"),
+    _neighbors("sgp_directed", "gossip.sgp(directed)", _directed,
+        lambda size, mixing: gossip.sgp(mixing), like="sgp"),
+    _neighbors("overlap_sgp", "gossip.sgp(directed, overlap=2)", _directed,
+        lambda size, mixing: gossip.sgp(mixing, overlap=2), like="sgp"),
+    _neighbors("noloco", "gossip.noloco(gossip.random_pairs(n), 1)", gossip.random_pairs,
+        lambda size, mixing: gossip.noloco(mixing, 1, momentum=size.of(0.0, 0.5),
+            learning_rate=size.of(1.0, 0.7)), bytes="P", paper="Kolehmainen et al. 2025",
+        suffix=", with local steps between exchanges for a larger period"),
+    Method("ad_psgd", "gossip.ad_psgd(graph, staleness=2)",
+        lambda size, workers=8: gossip.ad_psgd(gossip.ring(workers), staleness=2), "neighbors",
+        bytes="P", paper="Lian et al. 2018", kind="gossip", graph=_matchings),
+    _neighbors("periodic_averaging", "gossip.periodic_averaging(3, gossip.dpsgd(graph))",
+        gossip.ring, lambda size, mixing: gossip.periodic_averaging(3, gossip.dpsgd(mixing)),
+        note="as the inner method",
+        bytes="As the inner method, plus 8 d (n-1)/n in every third step",
+        suffix="; it can wrap any method of this table"),
+]  # fmt: skip
+
+
+def _after(inner: Any, method: Any) -> optax.GradientTransformationExtraArgs:
+    return optax.chain(per_worker(inner), method)
+
+
+def _outer(options: dict[str, Any]) -> optax.GradientTransformation:
+    return options.pop("outer", None) or optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+
+def _local(name: str, call: str, bytes: str, method: Any, **rest: Any) -> Method:
+    """Local steps; options of a builder replace those of the method."""
+
+    def build(
+        size: Size, inner: Any = None, period: int = PERIOD, **options: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        return method(size, inner or optax.sgd(0.1), period, options)
+
+    return Method(name, call, build, "every period", bytes=bytes, kind="local", **rest)
+
+
+def _with_outer(method: Build, **fixed: Any) -> Any:
+    """The builder of a method of an inner and an outer optimizer."""
+    return lambda size, inner, period, options: method(
+        inner, _outer(options), period, **{**fixed, **options}
+    )
+
+
+_PARTS = {"fragments": 2, "overlap": 1, "mixing_factor": 0.5}
+LOCAL_STEPS = [
+    _local("local_sgd", "optax.chain(jaxcomm.per_worker(inner), "
+            "synchronization.local_sgd(period, aggregator=aggregator))",
+        "The sum of a worker's updates since the last exchange", lambda size, inner, period,
+            options: _after(inner, synchronization.local_sgd(period, **options)),
+        paper="Stich 2018"),
+    _local("local_sgd_post_local", "optax.chain(jaxcomm.per_worker(inner), "
+            "synchronization.local_sgd(synchronization.post_local(10, period)))",
+        "The same, and also in each of the first 10 steps", lambda size, inner, period, options:
+            _after(inner, synchronization.local_sgd(synchronization.post_local(10, period),
+            **options)), paper="Lin et al. 2018"),
+    _local("slowmo",
+        "optax.chain(jaxcomm.per_worker(inner), synchronization.slowmo(period, learning_rate=0.1))",
+        "The same; a momentum step applies the mean", lambda size, inner, period, options: _after(
+            inner, synchronization.slowmo(period, **{"learning_rate": 0.1, **options})),
+        paper="Wang et al. 2019"),
+    _local("diloco", "synchronization.diloco(inner, outer, period, aggregator=aggregator)",
+        "The same; `outer` applies the mean", _with_outer(synchronization.diloco),
+        paper="Douillard et al. 2023"),
+    _local("streaming_diloco", "synchronization.streaming_diloco("
+            "inner, outer, period, fragments=2, overlap=1, mixing_factor=0.5)",
+        "The same for one fragment of the parameters; the mean is applied `overlap` steps later",
+        _with_outer(synchronization.streaming_diloco, **_PARTS), paper="Douillard et al. 2025"),
+    _local("streaming_diloco_4_bits",
+        "synchronization.streaming_diloco(inner, outer, period, fragments=2, overlap=1, "
+            "mixing_factor=0.5, aggregator=jaxcomm.all_gather_mean(blockwise(e3m0(), 256)))",
+        "The same, in 4 bits", _with_outer(synchronization.streaming_diloco, **_PARTS,
+            aggregator=all_gather_mean(blockwise(e3m0(), 256))), paper="Douillard et al. 2025"),
+    _local("eager_diloco",
+        "synchronization.eager_diloco(inner, outer, period, aggregator=aggregator)",
+        "The displacements of the last period; a worker's own part is of this one",
+        _with_outer(synchronization.eager_diloco), paper="Kale et al. 2025"),
+    _local("eager_diloco_delayed",
+        "synchronization.eager_diloco(inner, outer, period, aggregator=aggregator, eager=False)",
+        "The displacements of the last period",
+        _with_outer(synchronization.eager_diloco, eager=False), paper="Kale et al. 2025"),
+    _local("sparseloco", "synchronization.sparseloco(inner, period, k=64, block_size=128)",
+        "The largest k coordinates of each block of the residual, in 2 bits", lambda size, inner,
+            period, options: synchronization.sparseloco(inner, period, k=size.of(2, 64),
+            block_size=size.of(4, 128), **options), paper="Sarfi et al. 2025"),
+    _local("diloco_muloco",
+        "synchronization.diloco(inner, outer, period, aggregator=jaxcomm.all_gather_mean("
+            "error_feedback(blockwise(dither(bits=4), 32))))",
+        "As `diloco`, in 4 bits with feedback", _with_outer(synchronization.diloco,
+            aggregator=all_gather_mean(error_feedback(blockwise(dither(bits=4), 32)))),
+        paper="Thérien et al. 2025", suffix=", with `optax.contrib.muon` as `inner`: MuLoCo"),
+    _local("pr_sgd", "synchronization.pr_sgd(inner, period)",
+        "The same, and the state (momentum) of `inner`",
+        lambda size, inner, period, options: synchronization.pr_sgd(inner, period, **options),
+        paper="Yu et al. 2019"),
+]  # fmt: skip
+
+
+def _around(name: str, call: str, bytes: str, build: Any, **rest: Any) -> Method:
+    """A wrapper, around the mean; `build` is `axis_name -> transformation`."""
+    return Method(
+        name,
+        call,
+        lambda size, axis_name="data", **_: build(axis_name),
+        "as the inner aggregator",
+        bytes=bytes,
+        kind="wrapper",
+        **rest,
+    )
+
+
+AROUND = [
+    _around("accumulate", "jaxcomm.accumulate(aggregator, every=2)",
+        "As the inner aggregator, but only in every second step",
+        lambda axis: accumulate(mean(axis), every=2)),
+    _around("skip_nonfinite", "jaxcomm.skip_nonfinite(aggregator)",
+        "8 (n-1)/n, then as the inner aggregator; skips a step if a gradient or the result is not "
+            "finite", lambda axis: skip_nonfinite(mean(axis))),
+    _around("gradient_norms", "jaxcomm.gradient_norms(aggregator)",
+        "8 (n-1)/n, and as the inner aggregator", lambda axis: gradient_norms(mean(axis))),
+    _around("wait_free", "jaxcomm.scheduling.wait_free(aggregator)",
+        "As the inner aggregator for each group of leaves and each layer of a stack",
+        lambda axis: wait_free(mean(axis))),
+    _around("hierarchical", 'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn"))',
+        "On each axis, as the aggregator of this axis",
+        lambda axis: hierarchical(mean("ici"), global_qsgd("dcn"))),
+    _around("sliced",
+        'jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.sliced(jaxcomm.global_qsgd("dcn"), '
+            'axis_name="ici"))',
+        "As the inner aggregator for 1/m of the coordinates, with m devices of the axis; plus "
+            "4 (m-1)/m d over this axis",
+        lambda axis: hierarchical(mean("ici"), sliced(global_qsgd("dcn"), axis_name="ici"))),
+    _around("backup",
+        "jaxcomm.backup(aggregator, 2, times=synchronization.shifted_exponential(1.0).sample)",
+        "As the inner aggregator with a weight; plus 4 (n-1) if each worker measures its own time; "
+            "dropped workers send as much as others",
+        lambda axis: backup(mean(axis), 2, times=synchronization.shifted_exponential(1.0).sample),
+        paper="Chen et al. 2016"),
+    _around("proximal", "jaxcomm.proximal(aggregator, regularizers.l1(0.001), learning_rate=1.0)",
+        "As the aggregator; weights and updates get exact zeros, which sparsifiers send exactly",
+        lambda axis: proximal(mean(axis), l1(0.001), learning_rate=1.0),
+        paper="Parikh and Boyd 2014", suffix=", with the optimizer after the aggregator"),
+    _around("proximal_point",
+        "optax.chain(aggregator, synchronization.proximal_point(0.1, restart_period=10))",
+        "As the aggregator; the proximal term sends nothing", lambda axis: optax.chain(mean(axis),
+            synchronization.proximal_point(0.1, restart_period=10))),
+]  # fmt: skip
