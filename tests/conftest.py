@@ -4,7 +4,7 @@ import gc
 import os
 import tempfile
 
-from tests import compiled, skips
+from tests import compiled, skips, slow
 
 _COUNT = "--xla_force_host_platform_device_count"
 if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # A count the user has set wins.
@@ -80,6 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     from jaxcomm.catalogue import METHODS
 
+    slow.mark(items)
     for item in items:
         values = item.callspec.params if hasattr(item, "callspec") else {}
         for value in values.values():

@@ -1,10 +1,36 @@
-"""Marks parameters of a test for `make test-all` only."""
+"""What `make test` leaves out: the marker `slow`, set by hand, or here for tests of a method."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+# The laws of types, of the wire, and of the mean and one worker's NaN: for every method.
+EVERY = {"test_update_types", "test_types", "test_bytes", "test_every_worker"}
+
+# The others: a method of each kind of exchange and of memory, with its first parameters.
+KINDS = {
+    *("mean", "majority_vote", "global_qsgd", "global_qsgd_exponential", "two_stage_8_bits"),
+    *("sharded_server", "top_k_sgd", "diana"),
+    *("dpsgd", "matcha", "choco_sgd", "choco_sgd_over_matcha", "overlap_sgp"),
+    *("diloco", "pr_sgd", "streaming_diloco"),
+}
+TABLES = ("tests.cases", "tests.laws", "jaxcomm.catalogue")  # Whose rows are of a method.
 
 
 def slow(*values: Any) -> Any:
     """One more parameter, or several of one test, that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Marks what is slow of tests that have a method as a parameter."""
+    seen = set()
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        names = [x.name for x in values if type(x).__module__.startswith(TABLES)]
+        for name in names:
+            test = item.path, item.originalname
+            if (test, name) in seen or not (test[1] in EVERY or name in KINDS):
+                item.add_marker(pytest.mark.slow)
+            seen.add((test, name))

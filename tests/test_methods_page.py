@@ -124,7 +124,6 @@ def check_parameters(method: Method, size: int) -> None:
     assert largest(after) <= 2 * largest(batch)
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", [SMALL, slow(LARGE_TREE)])
 @pytest.mark.parametrize("method", LINES, ids=repr)
 def test_a_line_runs_as_it_is_printed(method: Method, size: int) -> None:
@@ -156,7 +155,6 @@ def program(method: Method, tx: Any) -> str:
     return re.sub(r"0x[0-9a-f]+", "", str(traced))
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("method", METHODS.values(), ids=repr)
 def test_the_call_is_what_the_catalogue_builds(method: Method) -> None:
     given = page.names(SMALL)

@@ -49,7 +49,8 @@ __all__ = [
     "trained_by_steps",
 ]
 
-# For parametrization: a separate law compares the results of the modes, and most tests simulate.
+
+# Another law compares the results of the modes.
 MODE_ROWS = ["checked", slow("unchecked"), slow("vmap")]
 
 

@@ -1,6 +1,5 @@
 """Published methods under their papers' names; each composes a codec and an aggregator."""
 
-from jaxcomm.methods._deep_gradient_compression import deep_gradient_compression
 from jaxcomm.methods._demo import demo
 from jaxcomm.methods._fetch_sgd import fetch_sgd
 from jaxcomm.methods._global_qsgd import (
@@ -16,7 +15,7 @@ from jaxcomm.methods._power_sgd import atomo, power_sgd
 from jaxcomm.methods._s2_reducer import s2_reducer
 from jaxcomm.methods._signs import ef_sign_sgd, one_bit_sgd, sign_sgd, signum
 from jaxcomm.methods._sketched_sgd import sketched_sgd
-from jaxcomm.methods._top_k import top_k_sgd
+from jaxcomm.methods._top_k import deep_gradient_compression, top_k_sgd
 
 __all__ = [
     "atomo",

@@ -42,8 +42,6 @@ class Case(NamedTuple):
       codec: The codec, where the method is one aggregator of one codec.
       rerounds: Sums are rounded again on the way, to few values.
       weighted: Takes `update(..., weight=)`.
-      variant: Differs from a representative row in numbers or codec only: every run tests claims,
-        the slow run the other laws.
       compressor: The codec without feedback, to which the next two apply.
       contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
@@ -79,7 +77,6 @@ class Case(NamedTuple):
     codec: jaxcomm.Codec | None = None
     rerounds: bool = False
     weighted: bool = True
-    variant: bool = False
     compressor: jaxcomm.Codec | None = None
     contraction: Callable[[int], float] | None = None
     moment: Callable[[np.ndarray], float] | None = None

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-import pytest
 
 from jaxcomm import gossip
 from jaxcomm.catalogue import METHODS, TINY
@@ -94,14 +93,7 @@ GOSSIP = [
     _case("periodic_averaging", partial(oracle.exact_now_and_then, every=3)),
 ]
 
-# One for each kind of messages: always, drawn, encoded, with copies per neighbor, with masses.
-QUICK = {"dpsgd", "matcha", "choco_sgd", "choco_sgd_over_matcha", "overlap_sgp"}
 
-
-def gossip_rows(workers: int, quick: set[str] = QUICK) -> list:
-    """Rows for `pytest.mark.parametrize` that allow this number of workers."""
-    return [
-        pytest.param(case, marks=[] if case.name in quick else [pytest.mark.slow])
-        for case in GOSSIP
-        if not (case.powers_of_2 and workers & (workers - 1))
-    ]
+def gossip_rows(workers: int) -> list[GossipCase]:
+    """Rows that allow this number of workers."""
+    return [case for case in GOSSIP if not (case.powers_of_2 and workers & (workers - 1))]

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-import pytest
 
 from jaxcomm.catalogue import METHODS, TINY
 
@@ -66,14 +65,6 @@ RECIPES = [
     _case("eager_diloco", agree=False),
     _case("eager_diloco_delayed"),
 ]
-
-# An exchange around an optimizer, one of its state, and one in parts.
-QUICK = {"diloco", "pr_sgd", "streaming_diloco"}
-
-
-def local_rows(cases: list[LocalCase] = LOCAL, quick: set[str] = QUICK) -> list:
-    """Rows for `pytest.mark.parametrize`, all but the `quick` ones in the slow run only."""
-    return [pytest.param(c, marks=[] if c.name in quick else [pytest.mark.slow]) for c in cases]
 
 
 @cache

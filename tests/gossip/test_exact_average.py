@@ -13,7 +13,7 @@ from tests.gossip.workers import start, steps, trajectory
 EVERY, COUNT = 3, 12
 
 
-@pytest.mark.parametrize("case", gossip_rows(8, {"dpsgd"}), ids=repr)
+@pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipCase) -> None:
     """The mean of what was there at first and of all steps since, on all workers, each time.
 
@@ -32,9 +32,7 @@ def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipC
         np.testing.assert_allclose(found[9:], np.broadcast_to(found[8], (3, 8, 12)), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "case", [row for row in gossip_rows(8, {"dpsgd"}) if row.values[0].absence], ids=repr
-)
+@pytest.mark.parametrize("case", [case for case in gossip_rows(8) if case.absence], ids=repr)
 def test_who_is_absent_is_not_averaged(case: GossipCase) -> None:
     present, x = np.array([True, True, False, True, True, False, True, True]), start(8)
     exact = gossip.periodic_averaging(EVERY, case.make(8))

@@ -12,23 +12,18 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import gossip
-from tests.cases._gossip import QUICK, GossipCase, gossip_rows
+from tests.cases._gossip import GossipCase, gossip_rows
 from tests.gossip.workers import initial_of_start, matrices_of, start, steps, trajectory
 from tests.mutants import Mutant
 
 STEPS = 1000
 FEW = 12  # Beyond these, a coordinate is kept or not by the last bit.
 LOST = 3, -1  # The step and the worker of the update that is not finite.
-QUICK_WITH = {8: {*QUICK, "sgp", "d2"}, 1: {"dpsgd"}, 2: set(), 3: {"dpsgd"}, 16: set()}
 
 
 @pytest.mark.parametrize(
     ("case", "workers"),
-    [
-        pytest.param(*row.values, workers, marks=row.marks)
-        for workers, quick in QUICK_WITH.items()
-        for row in gossip_rows(workers, quick)
-    ],
+    [(case, workers) for workers in (8, 1, 2, 3, 16) for case in gossip_rows(workers)],
     ids=repr,
 )
 def test_against_numpy_and_what_is_kept(case: GossipCase, workers: int) -> None:
@@ -93,7 +88,7 @@ def test_two_axes_are_as_good_as_one() -> None:
     np.testing.assert_allclose(one, trained(mesh, jaxcomm.make_step, axes), rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", gossip_rows(8, {"dpsgd"}), ids=repr)
+@pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCase) -> None:
     """As if the step had not been: parameters, memory, coins and turns."""
     tx = jaxcomm.skip_nonfinite(optax.chain(optax.identity(), case.make(8)))

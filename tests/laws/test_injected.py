@@ -116,7 +116,7 @@ def _run(name: str, option: str) -> None:
     jax.eval_shape(update, {"w": jnp.ones((3, 4, 3)), "b": jnp.ones((3, 3, 1))})
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_an_option_works_or_says_how(name: str, option: str) -> None:
     try:

@@ -13,9 +13,9 @@ from tests.cases._local import LOCAL, LocalCase
 from tests.gossip import test_methods
 from tests.gossip.workers import initial_of_start
 from tests.laws import test_local
-from tests.laws.conftest import KINDS
 from tests.laws.test_every_worker import check_every_worker, first_state
 from tests.mutants import FORGETFUL, WORKERS, honest, remembers, uncaught
+from tests.slow import KINDS
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in KINDS], ids=repr)
