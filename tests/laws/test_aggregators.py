@@ -40,7 +40,6 @@ def _law(law: str) -> Any:
     def test(case: Case, workers: int) -> None:
         AGGREGATOR_LAWS[law](case.trial(workers))
 
-    test.law = AGGREGATOR_LAWS[law]  # For `tests.cases.pairs`, which reads its bounds.
     return test
 
 

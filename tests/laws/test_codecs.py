@@ -1,6 +1,5 @@
 """The laws of codecs, `jaxcomm.testing.CODEC_LAWS`, hold of every row's codec: `law[method]`."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,7 +57,6 @@ def _law(law: str) -> Any:
     def test(case: Row, workers: int) -> None:
         CODEC_LAWS[law](case.trial._replace(workers=(workers,)))
 
-    test.law = inspect.unwrap(CODEC_LAWS[law])  # For `tests.cases.pairs`, which reads its bounds.
     return test
 
 

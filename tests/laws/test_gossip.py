@@ -18,7 +18,6 @@ def _law(law: str) -> Any:
         tolerance = np.inf if case.name == "deep_squeeze" else 1e-3
         GOSSIP_LAWS[law](GossipTrial(case.make(WORKERS), WORKERS, tolerance=tolerance))
 
-    test.law = GOSSIP_LAWS[law]  # For `tests.cases.pairs`, which reads its bounds.
     return test
 
 

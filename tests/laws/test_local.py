@@ -144,7 +144,6 @@ def _law(law: str) -> Any:
     def test(case: LocalCase, workers: int) -> None:
         LOCAL_LAWS[law](trial_of(case, workers))
 
-    test.law = LOCAL_LAWS[law]  # For `tests.cases.pairs`, which reads its bounds.
     return test
 
 
