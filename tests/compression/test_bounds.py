@@ -72,6 +72,7 @@ def test_dither_comes_near_its_bound() -> None:
     require_variance(L2, 240**0.5, size=60, workers=4, draws=500)
 
 
+@pytest.mark.slow
 def test_exponential_dither_comes_near_its_bound() -> None:
     # Of 4/3 of a power of two, an eighth of its square; the peak, a power of two, is exact.
     x = np.where(np.arange(64) == 0, 1, 1 / 3)

@@ -76,6 +76,7 @@ def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
     assert changes.tolist() == [False, reseed_every == 2] * 2 + [False]
 
 
+@pytest.mark.slow
 def test_cells_that_an_update_hits_are_emptied() -> None:
     given = jnp.zeros((1, WORKERS, SIZE)).at[:, :, 4].set(2.0).at[:, :, 7].set(1.0)
     (memory,) = last(steps(wide(k=1, momentum=0.5), given)[1]).shared

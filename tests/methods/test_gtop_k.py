@@ -55,6 +55,7 @@ def test_against_a_tree_by_hand(workers: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_coordinate_that_survives_elsewhere_loses_nothing() -> None:
     """Dropped in the pair of 0 and 1, index 0 comes through that of 2 and 3."""
     updates = np.array([[[0.0, 4.0], [3.0, 0.0], [7.0, 0.0], [0.0, 0.0]]], np.float32)

@@ -89,6 +89,7 @@ def test_at_most_4096_steps_whatever_the_size(code: Any) -> None:
         assert decode.out_avals[0].shape == (size,)
 
 
+@pytest.mark.slow
 def test_what_is_sent() -> None:
     """The room, headers and counts by hand: 10,000 levels in 10 rows, or 5 for rANS."""
     x = jax.random.normal(jax.random.key(0), (3, 10_000))

@@ -74,6 +74,7 @@ def test_without_loss(code: Any, inner: Codec) -> None:
     np.testing.assert_array_equal(decoded(code(revealed(inner))), decoded(revealed(inner)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
 def test_one_outlier_takes_no_room(code: Any) -> None:
     """All other coordinates of `min_max_dither` are then at one end of its range."""
@@ -100,6 +101,7 @@ def keys(draws: int) -> jax.Array:
     return jax.random.split(jax.random.key(3, impl="threefry2x32"), draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
 def test_what_fits_is_whole_in_both_forms(code: Any) -> None:
     inner, x = dither(levels=7), given()[0]

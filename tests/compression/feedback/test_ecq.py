@@ -23,6 +23,7 @@ def test_errors_are_a_geometric_sum() -> None:
     assert np.abs(kept).max() > 0.1
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
     codec, x, error = ecq(QUANTIZER), *map(jnp.asarray, GIVEN[:2])
     memory = Memory(FeedbackMemory(error, ()), ())
@@ -33,6 +34,7 @@ def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
     assert np.all(np.abs(sample.mean(axis=0) - aim) <= 6 * sample.std(axis=0) / 4000**0.5 + 1e-6)
 
 
+@pytest.mark.slow
 def test_limits() -> None:
     plain, kept, _ = run(ecq(QUANTIZER, alpha=0, decay=0), GIVEN)
     np.testing.assert_array_equal(run(ecq(QUANTIZER, alpha=0), GIVEN)[0], plain)
@@ -45,6 +47,7 @@ def test_limits() -> None:
     np.testing.assert_allclose(full, fed_back, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_unstable_options_are_refused_with_the_numbers() -> None:
     # 400 coordinates, one level: omega = 20.
     coarse = dither(levels=1, norm="l2")

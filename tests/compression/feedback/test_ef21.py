@@ -64,6 +64,7 @@ def descend(codec: Codec, steps: int) -> np.ndarray:
     return np.linalg.norm(np.asarray(path, np.float64) - optimum, axis=1)
 
 
+@pytest.mark.slow
 def test_linear_convergence_where_workers_disagree() -> None:
     distance = descend(ef21(top_k(k=2)), 600)
     assert distance[599] < 1e-5 < 1e-2 * distance[100]

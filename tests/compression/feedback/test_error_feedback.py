@@ -93,6 +93,7 @@ def test_what_is_refused(codec: Codec, workers: int, words: str) -> None:
         codec.encode(context_of(codec, x, workers=workers), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [scaled(COARSE), slow(blockwise(dither(levels=3, norm="l2"), 8))])
 def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
     given = normal(300, 400, seed=3)

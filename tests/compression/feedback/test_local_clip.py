@@ -57,6 +57,7 @@ def test_clipped_before_it_is_measured() -> None:
     np.testing.assert_allclose(memory.own.kept, [0.6, 0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_worker_and_each_leaf_by_itself() -> None:
     tx = jaxcomm.all_gather_mean(local_clip(EVERYTHING, 1.0), scope="leaf")
     given = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.array([[0.5], [2.0]])}

@@ -38,6 +38,7 @@ def test_the_recursion(nesterov: bool, masking: bool) -> None:
         np.testing.assert_allclose(velocity, u, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_where_all_is_sent() -> None:
     everything = error_feedback(top_k(ratio=1.0))
     ages = np.arange(STEPS)[:, None] - np.arange(STEPS)[None]

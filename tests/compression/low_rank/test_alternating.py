@@ -21,7 +21,6 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import random_k
 from jaxcomm.testing import check_codec
 from tests.low_rank import of_matrices
-from tests.slow import slow
 from tests.steps import last, steps
 
 WORKERS, STEPS, ROWS, COLUMNS, RANK = 3, 6, 12, 7, 2
@@ -64,7 +63,8 @@ def acp_sgd(given: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
     return means
 
 
-@pytest.mark.parametrize(("name", "near"), [("float32", 1e-4), slow("16 bits", 1e-2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "near"), [("float32", 1e-4), ("16 bits", 1e-2)])
 def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     codecs = [
         projection(RANK, side, drawn=0, factor_codec=FACTOR_CODECS[name]).replace(
@@ -153,8 +153,9 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
     assert not re.search(r" (all-gather|all-to-all|collective-permute|reduce-scatter)\(", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "leaf", "bad"), [("float32", "w", np.nan), slow("16 bits", "b", np.inf)]
+    ("name", "leaf", "bad"), [("float32", "w", np.nan), ("16 bits", "b", np.inf)]
 )
 def test_one_worker_that_is_not_finite(name: str, leaf: str, bad: float) -> None:
     given = {"w": updates().copy(), "b": np.ones((STEPS, WORKERS, 5), np.float32)}

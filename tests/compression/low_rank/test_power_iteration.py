@@ -187,6 +187,7 @@ def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * leaves * 4 * side**2
 
 
+@pytest.mark.slow
 def test_a_mean_close_to_the_largest_float_is_kept_though_its_bound_is_not_finite() -> None:
     codec = power_iteration(1)
     start = np.asarray(codec.init(jnp.zeros((12, 7))).shared)[:, 0]
@@ -212,6 +213,7 @@ def test_a_sum_of_terms_that_overflows_does_not_enter_the_residual() -> None:
     assert np.isfinite(means[:, 2:]).all()
 
 
+@pytest.mark.slow
 def test_a_finalized_mean_that_overflows_does_not_change_the_memory() -> None:
     inner = power_iteration(1)
 

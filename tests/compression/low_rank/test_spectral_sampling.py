@@ -60,6 +60,7 @@ def test_the_mean_and_the_variance_are_exact(rank: int) -> None:
     assert np.linalg.matrix_rank(sample[0], tol=1e-4) <= rank
 
 
+@pytest.mark.slow
 def test_leaves_of_more_axes_are_matrices_and_vectors_are_exact() -> None:
     x = matrix(12, 7)
     folded = draws(spectral_sampling(2), x.reshape(2, 3, 2, 7), 3)

@@ -43,6 +43,7 @@ def test_less_variance_than_equal_levels() -> None:
         assert gain * exact_variance(fitted, x) < exact_variance(equal, x)
 
 
+@pytest.mark.slow
 def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
     sample = np.append(np.random.default_rng(5).uniform(size=25) ** 3, 1.0).astype(np.float32)
     fitted = np.asarray(fit_levels(jnp.asarray(sample), jnp.ones(26), 4), np.float64)
@@ -62,6 +63,7 @@ def test_a_weight_is_as_good_as_a_repetition() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [3, slow(1), slow(6)])
 def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     x = np.random.default_rng(levels).standard_t(3, size=60).astype(np.float32).astype(np.float64)

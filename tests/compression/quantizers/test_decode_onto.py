@@ -7,10 +7,10 @@ import pytest
 
 from jaxcomm import Context
 from jaxcomm.compression.quantizers import dither
-from tests.slow import slow
 
 
-@pytest.mark.parametrize(("bits", "divisor"), [(4, 8.0), slow(8, 3.0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "divisor"), [(4, 8.0), (8, 3.0)])
 def test_it_adds_what_is_decoded(bits: int, divisor: float) -> None:
     codec, x = dither(bits=bits), jnp.asarray(np.random.default_rng(bits).normal(size=100))
     context = Context.of(x)

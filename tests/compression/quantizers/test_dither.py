@@ -39,6 +39,7 @@ def test_the_variance_has_its_exact_value(norm: str, levels: int) -> None:
     assert abs(errors.mean() - exact) <= scipy.stats.norm.isf(ALPHA / 2) * deviation
 
 
+@pytest.mark.slow
 def test_non_zeros_fall_by_the_root_of_the_workers() -> None:
     # One level, l2 norm: the expected number of non-zero codes of all workers is |x|_1 / |x|_2 with
     # one norm and sum |x_i|_1 / |x_i|_2 with own norms, about sqrt(n) times as many.

@@ -95,6 +95,7 @@ def test_a_sample_finds_what_a_sort_does_however_it_misleads(k: int) -> None:
         np.testing.assert_array_equal(select(jnp.asarray(x), k), in_order(x, k), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [WIDE - 1, slow(2), slow(WIDE)])
 def test_a_sample_of_as_many_as_there_are(k: int) -> None:
     x = OFTEN_MISSED["half unwanted"]

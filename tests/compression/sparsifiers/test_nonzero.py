@@ -68,6 +68,7 @@ def test_a_window_is_cyclic() -> None:
         assert np.asarray(_support.window(words, key, 9, parts)).tolist() == [*order, 70, 70, 70]
 
 
+@pytest.mark.slow
 def test_info_tells_what_had_no_room() -> None:
     x = touched(4, 8)
     union = int((x != 0).any(axis=(0, 2)).sum())
@@ -91,6 +92,7 @@ def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
     assert int(memory.report.overflow) == 5
 
 
+@pytest.mark.slow
 def test_a_sketch_by_tiles_is_added_and_decoded() -> None:
     # A tile of 1024 has no collisions: three workers' tables in one of 1024 columns are exact.
     x = np.random.default_rng(0).normal(size=(3, 900)).astype(np.float32)
