@@ -13,6 +13,7 @@ all threads, and reads at other lanes after it.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -234,10 +235,10 @@ def encode(
         return table
 
     flat = x.ravel().astype(dtype)
-    one, example = (functools.partial(run, padded) for padded in (False, True))
+    call: Callable[..., jax.Array] = functools.partial(run, False)
     if flat.size % ALIGNED:
-        one = _gpu.unless_batched(one, example)
-    return tiling.total(one(flat, keys).reshape(shapes.parts, rows, columns))
+        call = _gpu.unless_batched(call, functools.partial(run, True))
+    return tiling.total(call(flat, keys).reshape(shapes.parts, rows, columns))
 
 
 def _decode_kernel(
