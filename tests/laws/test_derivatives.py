@@ -33,7 +33,6 @@ DIFFERENTIABLE = {
 }
 # The derivative of a cast is 1, as JAX has it: that of the row without it.
 NARROW = {"mean_bfloat16": "mean", "top_k_bfloat16": "top_k_sgd"}
-QUICK = {"mean_bfloat16", "top_k_sgd", "one_bit"}
 REFUSED = "gradient|derivative|custom_vjp"
 
 

@@ -11,7 +11,6 @@ HUGE = 2.0**127
 FIXED = {"fixed_threshold", "fixed_threshold_summed"}  # Levels that do not scale with the update.
 # Results that lose the magnitude, or clip the norm.
 NO_MAGNITUDE = {"majority_vote", "sign_sgd", "signum", "local_clip", "deep_gradient_compression"}
-QUICK = {"atomo", "sparse_global_qsgd", "nonzero"}
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in FIXED], ids=repr)

@@ -1,6 +1,6 @@
-"""Six mistakes are caught in the quick run, in a row of each kind of exchange.
+"""Six mistakes are caught in a row of each kind of exchange.
 
-Each check is one that the quick run applies to the unchanged row, in the same program.
+Each check is one that is applied to the unchanged row, too, in the same program.
 """
 
 import functools

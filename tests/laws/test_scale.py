@@ -12,7 +12,6 @@ from tests.workers import aggregator, initial
 
 WORKERS, SIZE, STEPS, WARM, SMALL = 3, 256, 24, 12, 1e-4
 BIASED = [case for case in CASES if not case.unbiased]
-QUICK = {case.name for case in BIASED if case.codec and case.codec.scope == "leaf"}
 
 
 def ratio(case: Case) -> float:

@@ -12,7 +12,6 @@ from tests.cases import CASES, Case
 from tests.workers import aggregate
 
 SIZE = 1 << 17
-QUICK = {"global_qsgd"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
