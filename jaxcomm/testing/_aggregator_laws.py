@@ -78,7 +78,7 @@ def require_replicas(trial: AggregatorTrial) -> None:
     """
     for updates in _mixed(trial):
         found = {}
-        for mode in trial.modes:
+        for mode in _places(trial):
             state = trial.first(updates, mode)
             for number in range(2):
                 results, state = trial.step(updates, state, mode)
