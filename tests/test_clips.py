@@ -157,23 +157,3 @@ def test_gradients_of_examples_are_not_averaged() -> None:
         message = r"`gradients=` of .* noise after the aggregator"
         refuse(message, lambda tx=tx: jaxcomm.simulate(loss_fn, tx, N))
     require_clips_of_the_mean(private)
-
-
-def test_private_gradients_are_those_of_one_device() -> None:
-    """By the recipe of the guide: the mean of clipped gradients."""
-
-    def clipped(loss_fn: Any, w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        each = jax.vmap(jax.value_and_grad(lambda w, row: loss_fn(w, row[None])), (None, 0))
-        values, gradients = each(w, x)
-        clip = optax.clip_by_global_norm(0.5)
-        gradients = jax.vmap(lambda one: clip.update(one, clip.init(one))[0])(gradients)
-        return jnp.mean(values), jnp.mean(gradients, axis=0)
-
-    tx = optax.chain(MEAN, optax.sgd(1.0))
-    step, state = prepared(loss_fn, tx, W, N, gradients=clipped)
-    after, _, _ = step(W, state, X)
-    alone = optax.contrib.differentially_private_aggregate(0.5, 0.0, key=0)
-    rows = jax.vmap(jax.grad(lambda w, row: loss_fn(w, row[None])), (None, 0))(W, jnp.asarray(X))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        right, _ = alone.update(rows, alone.init(W))
-    np.testing.assert_allclose(W - after, right, rtol=1e-5)

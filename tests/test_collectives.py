@@ -1,14 +1,8 @@
 """The rounds of an all-to-all: everything arrives, and no two workers send to each other."""
 
-import functools
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxcomm import _collectives
-from tests.slow import slow
 
 WORKERS = (3, 4, 5, 6, 7, 8, 10, 16)
 
@@ -32,14 +26,3 @@ def test_each_sends_every_part_to_all_others_once(workers: int) -> None:
 
 def test_two_workers_have_no_rounds() -> None:
     assert _collectives.rounds(2) is None and _collectives.rounds(1) is None
-
-
-@pytest.mark.parametrize("workers", [3, slow(4), slow(6)])
-def test_in_rounds_arrives_what_all_to_all_moves(workers: int) -> None:
-    schedule = _collectives.rounds(workers)
-    assert schedule is not None
-    given = jnp.arange(workers * workers * 6, dtype=jnp.uint16).reshape(workers, workers, 2, 3)
-
-    moved = functools.partial(_collectives.exchange_in_rounds, schedule, axis_names=("data",))
-    received = jax.vmap(moved, axis_name="data")(given)
-    np.testing.assert_array_equal(received, np.swapaxes(given, 0, 1))

@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.stats
 
-import jaxcomm
 from jaxcomm import _noise
 from tests.aggregation.runs import refuse
 
@@ -36,16 +34,6 @@ def test_every_bit_is_fair() -> None:
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / 2**8
 
 
-def test_public_coins_are_common_and_private_ones_not() -> None:
-    def draw(worker: jax.Array) -> tuple[jax.Array, jax.Array]:
-        (coins,) = _noise.make_coins(jax.random.key(0), jnp.uint32(3), 1, worker)
-        return _noise.bits(coins.public, (4,)), _noise.bits(coins.private, (4,))
-
-    public, private = jax.vmap(draw)(jnp.arange(5))
-    assert len(np.unique(np.asarray(public), axis=0)) == 1
-    assert len(np.unique(np.asarray(private), axis=0)) == 5
-
-
 def test_the_shape_does_not_matter() -> None:
     key = jax.random.key(2)
     np.testing.assert_array_equal(_noise.bits(key, (6, 4)).ravel(), _noise.bits(key, (24,)))
@@ -67,13 +55,3 @@ def test_a_counter_that_would_wrap_is_refused() -> None:
 )
 def test_other_keys_are_refused(key: jax.Array) -> None:
     refuse("`key` must be one typed threefry2x32 key", lambda: _noise.require_key(key))
-
-
-def test_branches_over_different_leaves_draw_apart() -> None:
-    """From one seed, and of equal leaves."""
-    tx = optax.partition(
-        {name: jaxcomm.global_qsgd(levels=1) for name in "ab"}, {"a": "a", "b": "b"}
-    )
-    given = dict.fromkeys("ab", jnp.stack([jnp.linspace(0.1, 1.0, 64)] * 2))
-    found, _ = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name="data")(given)
-    assert 8 < np.sum(np.asarray(found["a"][0] != found["b"][0])) < 56

@@ -3,7 +3,6 @@
 import itertools
 
 import chex
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -39,14 +38,3 @@ def test_buckets_are_filled_in_order_and_leaves_never_cut() -> None:
 def test_an_empty_tree_has_no_units() -> None:
     units, _, join = _units.split({"a": None}, "bucket", 4)
     assert units == [] and join([]) == {"a": None}
-
-
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
-def test_only_floats_can_be_averaged(dtype: jnp.dtype) -> None:
-    with pytest.raises(ValueError, match=r"\['x'\] is .*floating-point"):
-        _units.split({"x": jnp.zeros(3, dtype)}, "bucket", 4)
-
-
-def test_shapes_suffice() -> None:
-    abstract = jax.eval_shape(lambda t: _units.split(t, "bucket", 28)[0], TREE)
-    assert [x.shape for x in abstract] == [(7,), (10,)]

@@ -127,14 +127,6 @@ def test_accumulated_and_skipped_over_both_axes(where: Any) -> None:
     np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
 
 
-@MODES
-def test_a_nan_in_one_group_is_seen_in_all(mode: str) -> None:
-    updates = gradients(8)
-    updates["scale"] = updates["scale"].at[5].set(jnp.nan)
-    tx = hierarchical(jaxcomm.mean("ici"), global_qsgd("dcn"))
-    assert np.isnan(run(tx, updates, mode)).all()
-
-
 def with_memory(axis: str) -> Any:
     return jaxcomm.all_reduce_mean(remainders(), axis_name=axis)
 

@@ -10,8 +10,8 @@ from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import _units, majority_vote
-from jaxcomm.compression.feedback import error_feedback, momentum
-from jaxcomm.compression.quantizers import dither, scaled_signs, signs
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither, scaled_signs
 from tests.aggregation.runs import averaged, over, refuse, sent, steps
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, aggregate, flat
@@ -150,13 +150,6 @@ def test_workers_vote_by_their_momentum(mode: Mode) -> None:
         np.testing.assert_allclose(own.kept, kept, atol=1e-6)
     # Votes by the last gradient alone would not be the same.
     assert np.any(elected(given[-1]) != elected(kept))
-
-
-def test_no_decay_is_a_plain_vote() -> None:
-    tx = majority_vote(codec=momentum(signs(), momentum=0.0))
-    given = [jax.tree.map(lambda x, n=n: jnp.roll(x, n, axis=0), ballots(5)) for n in range(2)]
-    for (results, _), updates in zip(steps(tx, given), given, strict=True):
-        assert_elected(flat(results), flat(updates))
 
 
 @pytest.mark.parametrize("codec", [error_feedback(scaled_signs()), dither()])

@@ -138,14 +138,6 @@ def test_words_of_16_bits(
         assert {*compiled_collectives(text)} == {"u16", *["f32"] * ("float32" in dtypes)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_worker_sends_nothing(dtype: str) -> None:
-    updates = jnp.ones((1, 4096), dtype)
-    assert sent(MEAN, updates).bytes_per_worker == 0
-    # XLA keeps an all-reduce of one device, which types the result as equal on all workers.
-    assert {kind for _, kind in COLLECTIVE.findall(compiled(MEAN, updates))} <= {"all-reduce"}
-
-
 def mesh_of_two(*axes: str) -> Any:
     return jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
 
@@ -171,20 +163,6 @@ def test_an_all_reduce_is_this_program(dtype: str) -> None:
 def loss(params: Any, rows: jax.Array) -> jax.Array:
     """Its gradient is the worker's row, in the dtype of the leaf."""
     return jnp.mean(rows, axis=0) @ params.astype(jnp.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [8, 1])
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit, None])
-def test_steps_anywhere(kind: AxisType | None, workers: int) -> None:
-    """On a mesh of either kind, and simulated."""
-    rows, devices, where = exact(workers, "bfloat16")["bias"], jax.devices()[:workers], workers
-    if kind:
-        where = jax.make_mesh((workers,), ("data",), (kind,), devices=devices)
-    params = jnp.zeros(5, jnp.bfloat16)
-    step, state = prepared(loss, optax.chain(MEAN, optax.sgd(1.0)), params, where)
-    found, _, _ = step(params, state, rows.astype(np.float32))
-    np.testing.assert_array_equal(as_float(-found), as_float(oracle(rows)))
 
 
 def test_several_axes_and_several_stages() -> None:

@@ -131,15 +131,6 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
 
 
 @pytest.mark.slow
-def test_explicit_axes_and_simulation_give_the_same_state() -> None:
-    tx, batches = sharded_server(OPTIMIZERS["adamw"]()), gradients_of(3, factor=3)
-    explicit = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
-    (params, state), *others = (trained(tx, where, batches) for where in (mesh_of(3), explicit, 3))
-    for found, after in others:
-        require_same((found, after.inner), (params, state.inner))
-
-
-@pytest.mark.slow
 def test_16_bit_leaves_travel_in_16_bits() -> None:
     """They are rounded once, as `mean` rounds them."""
     batches, tx = gradients_of(3, jnp.bfloat16), sharded_server(optax.sgd(0.125))
@@ -295,16 +286,6 @@ def test_inside_of_wrappers() -> None:
         require_same(found, expected)
 
 
-def test_extra_arguments_reach_the_optimizer() -> None:
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
-    tx, params = sharded_server(optax.chain(optax.sgd(0.5), plateau)), jnp.ones(4)
-    step, state = prepared(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, params, 2)
-    for _ in range(4):
-        _, state, _ = step(params, state, jnp.ones(2), value=jnp.float32(1))
-    scales = np.asarray(state.inner[1].scale)
-    assert scales.shape == () and scales < 1
-
-
 SGD = optax.sgd(1.0)
 MISTAKES = {
     "an aggregator inside": (
@@ -355,14 +336,3 @@ def test_a_norm_that_overflows_is_nan_and_not_zero() -> None:
     huge = {name: np.full_like(x, 1e30) for name, x in gradients_of(3)[0].items()}
     params, _ = trained(sharded_server(SGD, max_norm=1.0), 3, [huge])
     assert all(np.isnan(x).all() for x in jax.tree.leaves(params))
-
-
-@pytest.mark.slow
-def test_the_number_of_collectives_does_not_depend_on_the_number_of_leaves() -> None:
-    codec = error_feedback(top_k(k=1))
-    tx = sharded_server(optax.adam(0.1), codec, codec, scope="leaf")
-    params = {str(i): jnp.ones((3, 1 + i % 3)) for i in range(60)}
-    loss = lambda p, b: sum(jnp.sum(x) for x in p.values()) * jnp.mean(b)  # noqa: E731
-    state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, 2), params)
-    step = jaxcomm.simulate(loss, tx, 2, metrics="own")
-    assert len(jaxcomm.wire.account(step, params, state, jnp.ones(2)).collectives) == 2

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -33,21 +32,6 @@ TX = skip_nonfinite(INNER)
 
 def poisoned(updates: Any, value: float = np.nan, worker: int = 2) -> Any:
     return {**updates, "kernel": updates["kernel"].at[worker, 1, 1].set(value)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODE_ROWS)
-def test_as_if_the_step_had_not_been(mode: Mode) -> None:
-    given = [jax.tree.map(lambda x: 3 * x, gradients(WORKERS, seed)) for seed in range(3)]
-    bad = [poisoned(given[n], value, n) for n, value in enumerate([np.nan, np.inf, -np.inf])]
-    mixed = [each for pair in zip(given, bad, strict=True) for each in pair]
-    found, clean = [*steps(TX, mixed, mode)], [*steps(INNER, given, mode)]
-    for number, (expected, without) in enumerate(clean):
-        (results, state), (skipped, after) = found[2 * number : 2 * number + 2]
-        require_same((results, state.inner), (expected, without))
-        require_same(after.inner, without)
-        assert np.abs(flat(results)).max() > 0 and (flat(skipped) == 0).all()
-        assert after.skipped_steps == number + 1 and after.skipped_steps.dtype == jnp.int32
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
@@ -108,7 +92,7 @@ def test_no_more_than_so_many_steps_in_a_row(
     mean: Any, most: int | None, batches: str, where: Any
 ) -> None:
     good, one = jnp.ones(WORKERS), jnp.float32(0)
-    given = {"g": good, "b": good.at[1].set(jnp.nan)}
+    given = {"g": good, "b": good.at[1].set(jnp.inf)}  # The laws have NaN.
     tx = optax.chain(mean, optax.sgd(1.0))
     tx = skip_nonfinite(tx, max_consecutive_errors=most)
     step, state = prepared(lambda w, x: w * jnp.mean(x), tx, one, where)
@@ -119,11 +103,11 @@ def test_no_more_than_so_many_steps_in_a_row(
         update, alone = reference.update(jnp.mean(given[which]), alone)
         one = optax.apply_updates(one, update)
         np.testing.assert_array_equal(w, one)
-        if np.isnan(w):  # What follows depends on how the loss uses the parameters.
+        if not np.isfinite(w):  # What follows depends on how the loss uses the parameters.
             break
         found = metrics["diagnostics/consecutive_errors"]
         assert int(state.consecutive_errors) == int(found) == int(alone.notfinite_count)
-    assert np.isnan(w) == (most is not None)
+    assert np.isfinite(w) == (most is None)
 
 
 def test_means_of_means_are_refused() -> None:

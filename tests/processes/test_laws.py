@@ -9,14 +9,10 @@ import pytest
 from tests.processes.conftest import Ended
 from tests.processes.families import (
     FAMILIES,
-    RATE,
     STEPS,
     UNMEASURED,
     WORKERS,
     Run,
-    phases,
-    target,
-    weights,
 )
 from tests.slow import slow
 
@@ -79,19 +75,6 @@ def test_of_random_rounds_the_sockets_of_four_processes_send_one(cluster: Ended,
         of_rounds = family.exchanges * 4 * family.size
         assert abs(process["runs"][name]["sent"] / of_rounds - 1) < MOST_OVERHEAD
     test_sockets_send_what_is_accounted(cluster, name)
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("mean")])
-def test_exact_means_end_where_arithmetic_says(cluster: Ended, name: str) -> None:
-    counts = weights(FAMILIES[name].weighted).astype(np.float64)
-    targets = np.stack(
-        [np.asarray(target(phase, FAMILIES[name].size), np.float64) for phase in phases()]
-    )
-    mean = counts @ targets / counts.sum()
-    expected = mean * (1 - (1 - RATE) ** STEPS)
-    np.testing.assert_allclose(cluster.params[name], expected, atol=1e-5)
-    others = [params for other, params in cluster.params.items() if "mean" in other]
-    assert np.abs(others[0] - others[1]).max() > 0.1  # Weights matter.
 
 
 def test_a_batch_of_one_process_alone_is_refused(cluster: Ended) -> None:

@@ -2,18 +2,15 @@
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomm
 from jaxcomm import gossip
-from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sparsifiers import top_k
 from tests.slow import slow
 from tests.training.places import KINDS, SGD, at, begun, mesh_of, normal
 
@@ -24,36 +21,6 @@ PLACES = pytest.mark.parametrize("where", ["auto", "explicit", "simulated"])
 
 def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
     return jnp.mean((batch @ params["w"] - params["b"]) ** 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-def test_called_jitted_scanned_and_accounted(devices: int) -> None:
-    """With memory by worker; the laws have other methods."""
-    codec = error_feedback(top_k(ratio=0.5))
-    tx = optax.chain(jaxcomm.all_gather_mean(codec), optax.rmsprop(0.1))
-    found, sent = [], set()
-    for where in (devices, *(mesh_of(kind, devices) for kind in KINDS.values())):
-        step, first = begun(loss_fn, tx, where, START)
-        params, state = START, first
-        for batch in ROWS:
-            params, state, _ = step(params, state, batch)
-        found.append(params)
-        if not isinstance(where, Mesh):
-            continue
-        sent.add(jaxcomm.wire.account(step, START, first, ROWS[0]).bytes_per_worker)
-
-        def over(carry: Any, batch: jax.Array, step: Any = step) -> Any:
-            return step(*carry, batch)[:2], None
-
-        train = lambda *carry, over=over: jax.lax.scan(over, carry, ROWS)[0][0]  # noqa: E731
-        found.append(jax.jit(train)(START, first))
-        if AxisType.Explicit in where.axis_types:
-            with jax.set_mesh(where):
-                found.append(jax.jit(train)(START, first))
-    for params in found[1:]:
-        chex.assert_trees_all_close(params, found[0], rtol=1e-5)
-    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("where", ["auto", "simulated", slow("explicit"), slow("auto 1")])

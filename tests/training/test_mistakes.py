@@ -193,12 +193,3 @@ def test_what_is_no_mistake() -> None:
 
     with pytest.raises(KeyError, match="labels"):
         run(N, loss=wrong)
-
-
-def test_used_extra_arguments_reach_the_transformation() -> None:
-    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
-    params = jaxcomm.PerWorker({"data": {"w": jnp.arange(N * 10.0).reshape(N, 5, 2)}})
-    step, state = begun(loss_fn, tx, N, params)
-    found = [step(params, state, X, present=jnp.full(N, there))[0] for there in (False, True)]
-    alone, together = (each.per_worker["data"]["w"] for each in found)
-    assert (alone != together).any()

@@ -228,14 +228,3 @@ def test_distance_of_a_model_state() -> None:
     own = {"mean": jnp.array([1.0, 4.0]), "count": jnp.array([1, 9])}
     own["key"] = jax.random.split(jax.random.key(0))
     assert jaxcomm.consensus_distance(jaxcomm.PerWorker({"data": own})) == 4.5
-
-
-@TWO
-def test_one_array_as_parameters_and_model_state_is_donated_once(where: str) -> None:
-    shared = jnp.arange(3.0)
-    loss = lambda w, s, b: (jnp.mean((b @ w) ** 2), s + 1)  # noqa: E731
-    step, opt_state = make(loss, SGD, at(where), shared, donate=True)
-    params, state, opt_state, _ = step(shared, shared, opt_state, BATCHES[0])
-    assert state.tolist() == [1, 2, 3]
-    params, _, _, _ = step(params, params, opt_state, BATCHES[1])
-    assert np.isfinite(params).all() and shared.is_deleted()

@@ -184,21 +184,3 @@ def test_rows_of_several_kinds(where: str) -> None:
     parts = [{name: np.split(x, 8)[i] for name, x in graphs.items()} for i in range(8)]
     mean = lambda p, b, shared: sum(of_edges(p, part) for part in parts) / 8  # noqa: E731
     require_one_device(params, [metrics["loss"]], 1, mean)
-
-
-def weighted(loss_fn: Any, params: Any, batch: Any) -> Any:
-    """As `gradients=`: the mean over real rows, and their number as the weight."""
-    del loss_fn
-    total = jnp.sum(batch["weight"])
-    mean = lambda p: jnp.sum(batch["weight"] * of_rows(p, batch)) / jnp.maximum(total, 1)  # noqa: E731
-    return *jaxcomm.local_value_and_grad(mean)(params), total
-
-
-@pytest.mark.parametrize("where", PLACES)
-def test_a_ragged_batch(where: str) -> None:
-    """It is padded. The last worker has added rows only."""
-    batch = BATCH | {"weight": (np.arange(ROWS) < 27).astype(np.float32)}
-    step, state = begun(of_rows, SGD, at(where), PARAMS, gradients=weighted)
-    params, _, metrics = step(PARAMS, state, batch)
-    real = lambda p, b, shared: jnp.mean(of_rows(p, b)[:27])  # noqa: E731
-    require_one_device(params, [metrics["loss"]], 1, real)

@@ -14,7 +14,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxcomm
-from jaxcomm.training._arguments import unshared
 from tests.training.places import SGD, at, begun, normal
 from tests.workers import mesh_of
 
@@ -68,15 +67,6 @@ def test_metrics_are_averaged_and_each_worker_has_its_own_key(where: str) -> Non
     np.testing.assert_allclose(metrics["square"], np.mean(np.square(own)), rtol=1e-6)
     np.testing.assert_allclose(metrics["first"], DATA[1][::4].mean(), rtol=1e-6)
     assert metrics["share"] == 1 and metrics["share"].dtype == jnp.float32
-
-
-def test_simulated_axes_by_name() -> None:
-    sizes, axes = {"dcn": 2, "ici": 2}, ("dcn", "ici")
-    tx = optax.chain(jaxcomm.mean(axes), optax.sgd(0.1))
-    step, state = begun(loss_fn, tx, sizes, START, axis_name=axes)
-    plain, other = begun(loss_fn, SGD, N, START)
-    found = step(START, state, DATA)[0], plain(START, other, DATA)[0]
-    chex.assert_trees_all_close(*found, rtol=1e-6)
 
 
 def test_donated_state_is_gone_and_kept_state_is_not() -> None:
@@ -190,26 +180,3 @@ def test_a_program_of_its_own(program: str) -> None:
     )
     assert finished.stdout.startswith("done"), finished.stderr[-2000:]
     assert "may be stuck" not in finished.stderr
-
-
-@pytest.mark.parametrize("distinct", [False, True])
-def test_leaves_that_share_a_buffer_are_copied_and_no_others(distinct: bool) -> None:
-    whole = jax.NamedSharding(MESH, jax.P())
-    w, key = (jax.device_put(x, whole) for x in (jnp.arange(3.0), jax.random.key(0)))
-    donated = {"w": w, "key": key, "own": w + 1, "empty": jnp.zeros(0), "host": np.ones(3)}
-    part = w.addressable_shards[-1].data
-    found = unshared(
-        donated,
-        {"x": part},
-        jax.random.wrap_key_data(jax.random.key_data(key)),
-        2.0,
-        distinct=distinct,
-    )
-    assert {name for name in donated if found[name] is not donated[name]} == {"w", "key"}
-    assert found["w"].sharding == w.sharding
-    assert found["w"].addressable_shards[-1].data.unsafe_buffer_pointer() != (
-        part.unsafe_buffer_pointer()
-    )
-    np.testing.assert_array_equal(found["w"], w)
-    repeated = unshared([w, w])
-    assert repeated[0] is w and repeated[1] is not w

@@ -219,27 +219,6 @@ def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
         assert not account.at_most and account.bytes_per_worker == 2048
 
 
-def test_a_link_says_what_compression_saves() -> None:
-    """Much of a large leaf; nothing of many small ones, since it sends two messages more."""
-
-    def seconds(tx: Any, params: Any, loss: Any, batch: Any, messages: int) -> float:
-        step, state = begun(loss, tx, N, params)
-        account = wire.account(step, params, state, batch)
-        assert account.messages == messages
-        return account.seconds(125e6, 50e-6)
-
-    exact, coded = jaxcomm.mean(), jaxcomm.global_qsgd()
-    rows = jnp.zeros((N, 100_000))
-    large = (rows[0], lambda w, b: jnp.mean((b[0] - w) ** 2), rows)
-    assert 0.25 < seconds(coded, *large, 42) / seconds(exact, *large, 14) < 0.6
-    params = {i: jnp.ones((8, 8)) for i in range(30)}
-    total = lambda p, b: sum(jnp.mean((b @ w) ** 2) for w in p.values())  # noqa: E731
-    small = (params, total, jnp.ones((64, 8)))
-    of_mean = seconds(exact, *small, 14)
-    assert of_mean == pytest.approx(14 * 50e-6 + 14 / 8 * (30 * 256 + 4) / 125e6)
-    assert seconds(coded, *small, 42) > of_mean
-
-
 def test_what_is_cut_otherwise_is_another_value() -> None:
     both = lambda x: [on(data(), summed, spec)(x) for spec in (P("data"), P(None, "data"))]  # noqa: E731
     assert wire.account(both, jnp.ones((8, 8))).bytes_per_worker == 2 * 14 / 8 * 32

@@ -55,25 +55,6 @@ def checkpointed_layers() -> Loss:
 
 
 @listed()
-def associative_scan() -> Loss:
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        combine = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])  # noqa: E731
-        decay = jnp.broadcast_to(jax.nn.sigmoid(params), x.shape)
-        return jnp.mean(lax.associative_scan(combine, (decay, x), axis=1)[1] ** 2)
-
-    return Loss(third_party(loss), draw(WIDTH), sequences()[0])
-
-
-@listed()
-def fori_loop() -> Loss:
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        body = lambda i, total: total + jnp.sin(jnp.float32(i) * params) @ x.mean(axis=0)  # noqa: E731
-        return lax.fori_loop(0, 3, body, 0.0)
-
-    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
-
-
-@listed()
 def loop_without_a_gradient() -> Loss:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         # The largest eigenvalue by iterations whose number depends on the data.
@@ -138,15 +119,6 @@ def host_callback() -> Loss:
 
     sine.defjvps(lambda slope, out, x: slope * jnp.cos(x))
     return Loss(lambda w, x: jnp.mean(sine(x @ w) ** 2), draw(WIDTH), draw(ROWS, WIDTH))
-
-
-@listed()
-def segments() -> Loss:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, group = batch
-        return jnp.mean(jax.ops.segment_sum(x @ params, group, CLASSES) ** 2)
-
-    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), labels(ROWS)))
 
 
 @listed()
