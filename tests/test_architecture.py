@@ -1,14 +1,17 @@
 """Imports point downwards, and the public surface is documented and complete."""
 
-import ast
 import inspect
 import pathlib
 import sys
+from types import ModuleType
 from typing import get_origin
+
+import pytest
 
 import jaxcomm
 from jaxcomm import catalogue, checkpoint, gossip, launch, methods, scheduling, testing
 from tests.cases import CASES
+from tests.imports import imported
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -54,23 +57,11 @@ def _package(path: pathlib.Path) -> str:
     return parts[1] if parts[0] == "jaxcomm" else parts[0]
 
 
-def _imported(tree: ast.AST) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            top, *rest = node.module.split(".")
-            if top == "jaxcomm":
-                found |= {rest[0]} if rest else {alias.name for alias in node.names}
-            elif top in ("pallas_kernels", "experiments"):
-                found.add(top)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                top, *rest = alias.name.split(".")
-                if top == "jaxcomm":
-                    found.add(rest[0] if rest else "__init__")
-                elif top in ("pallas_kernels", "experiments"):
-                    found.add(top)
-    return found
+def _imported(source: str) -> set[str]:
+    """The packages, and of jaxcomm its parts."""
+    names = [name.split(".") for name in imported(source)]
+    parts = {(name[1:] or ["__init__"])[0] for name in names if name[0] == "jaxcomm"}
+    return parts | {name[0] for name in names} & {"pallas_kernels", "experiments"}
 
 
 def _row(package: str) -> int:
@@ -93,20 +84,21 @@ SOURCES = sorted(
 
 
 def test_imports_point_downwards() -> None:
-    of_files = {p: violations(_package(p), _imported(ast.parse(p.read_text()))) for p in SOURCES}
-    assert {str(path): found for path, found in of_files.items() if found} == {}
+    of_files = {str(p): violations(_package(p), _imported(p.read_text())) for p in SOURCES}
+    assert {path: found for path, found in of_files.items() if found} == {}
 
 
-def test_the_rule_sees_a_violation() -> None:
-    tree = ast.parse("from jaxcomm.aggregation import mean\nimport jaxcomm")
-    assert len(violations("compression", _imported(tree))) == 2
-    assert violations("wire", _imported(ast.parse("from jaxcomm import _contract"))) == [
-        "wire imports _contract"
-    ]
-    assert violations("_noise", _imported(ast.parse("from pallas_kernels import _hash"))) == []
-    assert (
-        len(violations("pallas_kernels", _imported(ast.parse("import jaxcomm, experiments")))) == 2
-    )
+@pytest.mark.parametrize(
+    ("package", "source", "number"),
+    [
+        ("compression", "from jaxcomm.aggregation import mean\nimport jaxcomm", 2),
+        ("wire", "from jaxcomm import _contract", 1),
+        ("_noise", "from pallas_kernels import _hash", 0),
+        ("pallas_kernels", "import jaxcomm, experiments", 2),
+    ],
+)
+def test_the_rule_sees_a_violation(package: str, source: str, number: int) -> None:
+    assert len(violations(package, _imported(source))) == number
 
 
 # Packages of the experiments may import from strictly lower rows, and from themselves.
@@ -134,17 +126,9 @@ COMMANDS_ABOVE = {
 MODULES = sorted((ROOT / "experiments").rglob("*.py"))
 
 
-def _parts_imported(tree: ast.AST) -> set[str]:
+def _parts_imported(source: str) -> set[str]:
     """The parts of `experiments` that a module imports."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "experiments":
-            names |= {f"experiments.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("experiments.")}
+    return {name.split(".")[1] for name in imported(source) if name.startswith("experiments.")}
 
 
 def _imported_upwards(path: pathlib.Path, imported: set[str]) -> set[str]:
@@ -156,7 +140,7 @@ def _imported_upwards(path: pathlib.Path, imported: set[str]) -> set[str]:
 def test_imports_of_the_experiments_point_downwards() -> None:
     upwards = {
         str(path.relative_to(ROOT / "experiments")): _imported_upwards(
-            path, _parts_imported(ast.parse(path.read_text()))
+            path, _parts_imported(path.read_text())
         )
         for path in MODULES
         if path != ROOT / "experiments" / "__init__.py"
@@ -167,22 +151,17 @@ def test_imports_of_the_experiments_point_downwards() -> None:
 def test_the_rule_of_the_experiments_sees_a_violation() -> None:
     source = "from experiments import studies\nfrom experiments.cli import options\n"
     source += "def late():\n    from experiments.training.train import train"
-    imported = _parts_imported(ast.parse(source))
-    assert imported == {"studies", "cli", "training"}
+    parts = _parts_imported(source)
+    assert parts == {"studies", "cli", "training"}
     path = ROOT / "experiments" / "methods" / "rates.py"
-    assert _imported_upwards(path, imported) == {"studies", "training"}
-    assert _imported_upwards(path.parents[1] / "__main__.py", imported) == set()
+    assert _imported_upwards(path, parts) == {"studies", "training"}
+    assert _imported_upwards(path.parents[1] / "__main__.py", parts) == set()
 
 
 def _roots(path: pathlib.Path) -> set[str]:
     """The packages that a file imports; for jaxcomm, its parts."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {".".join(n.split(".")[: 2 if n.startswith("jaxcomm") else 1]) for n in names}
+    names = [name.split(".") for name in imported(path.read_text())]
+    return {".".join(name[: 2 if name[0] == "jaxcomm" else 1]) for name in names}
 
 
 def test_launch_needs_jax_and_no_more() -> None:
@@ -196,45 +175,35 @@ def test_files_are_short() -> None:
     assert {path: number for path, number in lines.items() if number > 500} == {}
 
 
-FUNCTIONS = sorted(
-    name
-    for module in (
-        jaxcomm,
-        jaxcomm.aggregation,
-        jaxcomm.compression,
-        jaxcomm.compression.feedback,
-        jaxcomm.compression.quantizers,
-        jaxcomm.compression.sketches,
-        jaxcomm.compression.sparsifiers,
-        gossip,
-        scheduling,
-        jaxcomm.synchronization,
-        jaxcomm.synchronization.events,
-        jaxcomm.wire,
-        jaxcomm.perf,
-        launch,
-        catalogue,
-        checkpoint,
-        testing,
-    )
-    for name in (f"{module.__name__}.{n}" for n in module.__all__)
+PUBLIC = (
+    jaxcomm,
+    jaxcomm.aggregation,
+    jaxcomm.compression,
+    jaxcomm.compression.feedback,
+    jaxcomm.compression.quantizers,
+    jaxcomm.compression.sketches,
+    jaxcomm.compression.sparsifiers,
+    gossip,
+    scheduling,
+    jaxcomm.synchronization,
+    jaxcomm.synchronization.events,
+    jaxcomm.wire,
+    jaxcomm.perf,
+    launch,
+    catalogue,
+    checkpoint,
+    testing,
 )
 
 
-def _resolve(name: str) -> object:
-    value: object = jaxcomm
-    for part in name.split(".")[1:]:
-        value = getattr(value, part)
-    return value
-
-
-def test_public_names_are_documented() -> None:
-    for name in FUNCTIONS:
-        value = _resolve(name)
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_public_names_are_documented(module: ModuleType) -> None:
+    for name in module.__all__:
+        value = getattr(module, name)
         if get_origin(value) is not None:
             continue  # The text of an alias follows it, and only a page shows it.
         documentation = inspect.getdoc(value)
-        assert documentation and not documentation.startswith(f"{name.rsplit('.')[-1]}("), name
+        assert documentation and not documentation.startswith(f"{name}("), name
         if inspect.isfunction(value):
             for argument in {*inspect.signature(value).parameters} - {"args", "kwargs"}:
                 assert argument in documentation, f"{name} does not explain `{argument}`"
@@ -243,8 +212,3 @@ def test_public_names_are_documented() -> None:
 def test_every_recipe_has_a_row() -> None:
     public = set(methods.__all__)
     assert public <= set(jaxcomm.__all__) and public <= {case.name for case in CASES}
-
-
-def test_public_names_are_in_the_docs() -> None:
-    documents = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    assert [name for name in jaxcomm.__all__ if name not in documents] == []

@@ -1,6 +1,5 @@
 """The guides for methods use public names only; what they build holds the laws."""
 
-import ast
 import pathlib
 import re
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import jaxcomm
 from jaxcomm import gossip, hierarchical
 from jaxcomm.testing import check_aggregator, check_codec, check_gossip
+from tests.imports import imported
 
 GUIDES = pathlib.Path(__file__).parents[1] / "docs" / "contributing"
 NAMES = ("codec", "aggregator", "gossip", "local_method")
@@ -33,12 +33,7 @@ def built(guide: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("guide", NAMES)
 def test_a_guide_imports_public_names_only(guide: str) -> None:
-    tree = ast.parse(module_of(guide))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
-    names = [
-        f"{getattr(node, 'module', '')}.{each.name}" for node in imports for each in node.names
-    ]
-    ours = [name for name in names if name.startswith("jaxcomm")]
+    ours = [name for name in imported(module_of(guide)) if name.startswith("jaxcomm")]
     assert ours and not [name for name in ours if "._" in name]
 
 

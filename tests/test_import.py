@@ -1,6 +1,5 @@
 """`import jaxcomm` loads only JAX, optax and jaxcomm."""
 
-import ast
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxcomm
+from tests.imports import imported
 
 pytestmark = pytest.mark.xdist_group("import")  # One process loads it for all.
 
@@ -94,24 +94,19 @@ def declared(*extras: str) -> set[str]:
     return found
 
 
-def imported(*packages: str) -> set[str]:
-    """The third-party packages that the code of some folders imports."""
-    names = set()
-    for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
-            elif isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
+def third_party(*folders: str) -> set[str]:
+    """The packages that the code of some folders imports, without the standard ones and ours."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    names = {name.partition(".")[0] for path in paths for name in imported(path.read_text())}
     return names - sys.stdlib_module_names - {"jaxcomm", "pallas_kernels", "experiments", "tests"}
 
 
 @pytest.mark.slow
 def test_extras_install_what_their_part_imports() -> None:
     # matplotlib is for `gossip.draw` alone, whose error names it.
-    own = imported("jaxcomm", "pallas_kernels")
+    own = third_party("jaxcomm", "pallas_kernels")
     assert own <= declared("gossip", "checkpoint") | {"matplotlib"}
-    assert imported("experiments") <= declared("experiments", "peers")
+    assert third_party("experiments") <= declared("experiments", "peers")
     tools = {path.stem for path in (ROOT / "tools").glob("*.py")}
-    assert imported("tests") - tools <= declared("experiments", "peers", "test", "browser")
+    assert third_party("tests") - tools <= declared("experiments", "peers", "test", "browser")
     assert "networkx" not in declared() and "networkx" in declared("experiments")
