@@ -42,12 +42,9 @@ PER_WORKER: dict[str, Callable[[], Any]] = {
     "partition": lambda: optax.chain(
         optax.partition({"a": CLIP, "b": optax.identity()}, "a"), global_qsgd()
     ),
-    "of one branch": lambda: optax.partition({"a": optax.chain(CLIP, MEAN)}, "a"),
     "accumulated": lambda: jaxcomm.accumulate(optax.chain(CLIP, MEAN, SGD), 2),
-    "before accumulate": lambda: optax.chain(CLIP, jaxcomm.accumulate(optax.chain(MEAN, SGD), 2)),
     "skipped": lambda: jaxcomm.skip_nonfinite(optax.chain(CLIP, jaxcomm.delayed(MEAN), SGD)),
     "sharded server": lambda: optax.chain(CLIP, jaxcomm.sharded_server(SGD)),
-    "between means": lambda: optax.chain(MEAN, CLIP, MEAN),
 }
 
 

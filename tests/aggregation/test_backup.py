@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -162,12 +161,6 @@ def update_with(tx: Any, **extra: Any) -> Any:
 MISTAKES = {
     "no worker counts": (update_with(spared(backups=6, times=TIMES)), "less than the 6 workers"),
     "no times": (update_with(spared()), r"finish_times=\)` must be a scalar .* shape \(6,\)"),
-    "two clocks": (
-        update_with(spared(times=TIMES), finish_times=jnp.zeros(6)),
-        "leave out `finish_times`",
-    ),
-    "no weights": (update_with(spared(jaxcomm.majority_vote(), times=TIMES)), "`weight`"),
-    "an optimizer": (lambda: spared(optax.sgd(0.1)), "`backup` takes aggregators"),
     "times that differ": (
         lambda: jax.shard_map(
             lambda x: measured(x[0], jnp.tile(x[0, 0], 6)),

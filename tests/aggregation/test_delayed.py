@@ -76,15 +76,6 @@ def test_a_weight_goes_with_its_gradient() -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(ring))
 
 
-def test_a_nan_is_seen_in_its_own_step_and_changes_nothing() -> None:
-    tx = delayed(jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), 2)
-    updates = [each["wide"] for each in given(4)]
-    spoiled = np.where(np.arange(WORKERS)[:, None, None] == 1, np.nan, updates[3])
-    *_, (_, state), (results, after) = steps(tx, [*updates, spoiled])
-    assert np.isnan(results).all() and state.oldest == after.oldest == 4 % 2
-    chex.assert_trees_all_equal((state.own, state.inner.own), (after.own, after.inner.own))
-
-
 def tainted_sums(tx: Any) -> list[tuple[int, bool]]:
     """Of each all-reduce its coordinates, and whether it depends on the gradients of the step."""
     updates = jnp.ones(64)

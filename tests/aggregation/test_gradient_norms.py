@@ -115,7 +115,6 @@ def test_as_the_aggregator_of_local_steps() -> None:
 
 STAGES = jaxcomm.hierarchical(gradient_norms(jaxcomm.mean("ici")), jaxcomm.mean("dcn"))
 MISTAKES = {
-    "`gradient_norms` takes aggregators": lambda: gradient_norms(jaxcomm.accumulate(NORMS, 2)),
     "gradients at once: leave out norms": lambda: jaxcomm.scheduling.wait_free(NORMS),
     "`zeroth_order` evaluates the loss itself": lambda: told(
         gradient_norms(jaxcomm.zeroth_order()), WORKERS

@@ -38,14 +38,7 @@ WORKERS = 4
 SHAPES = {"a": (5,), "b": (2, 3), "c": (), "large": (16, 4), "larger": (9, 8)}
 
 
-def summed(codec: Codec, **options: Any) -> Any:
-    return all_reduce_mean(codec, **options)
-
-
-def gathered(codec: Codec, **options: Any) -> Any:
-    return all_gather_mean(codec, **options)
-
-
+summed, gathered = all_reduce_mean, all_gather_mean
 FEEDBACK = error_feedback(scaled(dither(levels=2)))
 SHARED: dict[str, tuple[Callable[[Codec], Any], Codec]] = {
     "summed, max": (summed, dither(bits=8)),
@@ -166,13 +159,6 @@ def test_units_and_what_they_share() -> None:
         _units.Unit((3,), "alone", (0,), 12, 0, 76),
         _units.Unit((4,), "alone", (1,), 0, 1, None),
     ]
-
-
-def test_blocks_share_nothing() -> None:
-    split = _units.split(of_one_worker(normal()), "tree", 2**20, layout="independent")
-    assert [unit.group for unit in split.units] == [0, 1, 2]
-    assert {unit.statistics_size for unit in split.units} == {None}
-    assert blockwise(dither(), 8).layout == "independent"
 
 
 def test_a_bitmap_is_not_shared() -> None:

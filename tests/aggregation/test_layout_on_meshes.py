@@ -13,7 +13,7 @@ from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, scaled_signs
-from tests.aggregation.runs import prepared, require_same, sent
+from tests.aggregation.runs import prepared, sent
 from tests.slow import slow
 from tests.workers import meshes_of
 
@@ -30,7 +30,7 @@ SUM_INTEGERS = {"shared_statistics", "stacked and summed"}  # Others add what de
 @pytest.mark.parametrize("workers", [8, slow(1)])
 @pytest.mark.parametrize("method", ON_MESHES)
 def test_on_meshes_as_simulated(method: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On both kinds, and in bfloat16 too; one worker's NaN is everybody's, and no memory's."""
+    """On both kinds, and in bfloat16 too."""
     monkeypatch.setattr(_units, "LARGE", 32)
     tx = optax.chain(ON_MESHES[method](), optax.sgd(1.0))
     start = {
@@ -45,8 +45,6 @@ def test_on_meshes_as_simulated(method: str, workers: int, monkeypatch: pytest.M
         return rows[0] @ jnp.concatenate(flat)
 
     batch = np.random.default_rng(0).standard_normal((workers, 146)).astype(np.float32)
-    bad = batch.copy()
-    bad[-1, 3] = np.nan
     found = []
     for where in (workers, *meshes_of(workers)):
         step, state = prepared(loss, tx, start, where)
@@ -55,9 +53,6 @@ def test_on_meshes_as_simulated(method: str, workers: int, monkeypatch: pytest.M
             params, state, _ = step(params, state, batch)
         found.append(jax.tree.map(lambda x: np.asarray(x, np.float32), params))
         assert np.any(found[-1]["large"])
-    ruined, after, _ = step(params, state, bad)
-    assert all(np.isnan(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(ruined))
-    require_same(after[0].own, state[0].own)
     for other in found[1:]:
         for name, x in start.items():
             bits = 0.0 if method in SUM_INTEGERS else 4 * float(jnp.finfo(x.dtype).eps)

@@ -190,29 +190,6 @@ def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
         assert len(re.findall(rf" {kind}(?:-start)?\(", text)) == 1
 
 
-@pytest.mark.slow
-def test_feedback_at_both_ends_loses_nothing() -> None:
-    """The updates, the residuals of the owners and those of the senders add up to all gradients."""
-    rate, codec = 0.25, error_feedback(top_k(ratio=0.25))
-    tx = sharded_server(optax.sgd(rate), codec, codec, scope="bucket")
-    shapes, rng = {"a": (5, 2), "b": (7,), "c": (10,)}, np.random.default_rng(2)
-    draw = lambda shape: jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32)  # noqa: E731
-    batches = [{k: draw(shape) for k, shape in shapes.items()} for _ in range(12)]
-    params, state = trained(tx, 3, batches)
-    # One unit: slices of the leaves, in their order.
-    senders, owners = (
-        np.asarray(jax.tree.leaves(part)[0], np.float64) for part in (state.push, state.pull)
-    )
-    together, position = -rate * senders.mean(axis=0) + owners, 0  # [owners, slices]
-    assert min(np.abs(senders).max(), np.abs(owners).max()) > 1e-2
-    for name, first in start(shapes=shapes).items():
-        total = sum(np.asarray(batch[name], np.float64).mean(axis=0) for batch in batches)
-        m = -(-first.size // 3)
-        late = together[:, position : position + m].ravel()[: first.size].reshape(first.shape)
-        np.testing.assert_allclose(params[name] - first + late, -rate * total, atol=1e-4)
-        position += m
-
-
 def test_memory_of_another_shape_than_its_slices() -> None:
     """Two leaves are a stack, with a scale for each; the third has its own."""
     codec = compressed_memory(error_feedback(top_k(ratio=0.5)), dither(bits=8))
@@ -291,14 +268,6 @@ MISTAKES = {
     "an aggregator inside": (
         lambda: sharded_server(unsharded(SGD)),
         r"must not communicate, but it applies `psum.*` over the axis \('data',\)",
-    ),
-    "itself inside": (
-        lambda: sharded_server(sharded_server(SGD)),
-        "equal on all workers: do not nest it",
-    ),
-    "MultiSteps": (
-        lambda: sharded_server(optax.MultiSteps(SGD, 2).gradient_transformation()),
-        "`jaxcomm.accumulate` around `sharded_server`, also in place of `optax.MultiSteps`",
     ),
     "accumulate inside": (
         lambda: sharded_server(jaxcomm.accumulate(SGD, 2)),

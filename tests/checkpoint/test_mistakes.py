@@ -4,12 +4,10 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
-import jaxcomm
 from jaxcomm.checkpoint import CheckpointError, Checkpoints, _arrays
-from tests.checkpoint.damage import TX, start
+from tests.checkpoint.damage import start
 from tests.checkpoint.running import run
 
 
@@ -40,14 +38,6 @@ OTHERS = {
         lambda: start(size=7),
         r"\.kept` as float32\[4, 6\], and this program has float32\[4, 7\]",
     ),
-    "method": (
-        lambda: start(optax.chain(jaxcomm.global_qsgd(bits=8), optax.sgd(0.1))),
-        "has the leaf|lacks the leaf",
-    ),
-    "optimizer": (
-        lambda: start(optax.chain(TX, optax.adam(0.1))),
-        r"lacks the leaf `\['opt_state'",
-    ),
     "dtype": (
         lambda: jax.tree.map(
             lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, start()
@@ -77,8 +67,6 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
         for step in (5, 4, -1):
             with pytest.raises(ValueError, match=r"`step` must be above 5, the newest checkpoint"):
                 checkpoints.save(step, start())
-        with pytest.raises(TypeError, match="set is not JSON serializable"):
-            checkpoints.save(9, start(), position={1j})
         with pytest.raises(ValueError, match=r"`state\['rate'\]` is of type float, but a checkpo"):
             checkpoints.save(9, {**start(), "rate": 0.1})
         with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4 .* of \(3, 5\)"):
@@ -88,8 +76,6 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
     empty = Checkpoints(tmp_path_factory.mktemp("empty"))
     with empty, pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         empty.restore(start())
-    with pytest.raises(ValueError, match="`keep` must be a Python int of at least 1, or None"):
-        Checkpoints(saved, keep=0)
     (saved / "file").touch()
     with pytest.raises(CheckpointError, match=r"`directory`=.*file cannot be used: .* File exists"):
         Checkpoints(saved / "file")

@@ -10,18 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.frameworks.test_flax import METHODS, X, Y, errors_of, trained
+from tests.frameworks.test_flax import METHODS, X, errors_of, trained
 from tests.training.places import SGD, at, begun
-
-
-@pytest.mark.slow
-def test_equinox() -> None:
-    model = eqx.nn.MLP(6, 1, 8, 1, key=jax.random.key(0))
-    params, rest = eqx.partition(model, eqx.is_inexact_array)
-    loss = lambda p, batch: errors_of(jax.vmap(eqx.combine(p, rest))(batch[0]), batch[1])  # noqa: E731
-    losses, params = trained(loss, METHODS["feedback"](0.05), params)
-    assert losses[-1] < 0.1 * losses[0]
-    np.testing.assert_allclose(loss(params, (X, Y)), losses[-1], rtol=0.5)
 
 
 @pytest.mark.parametrize("where", ["auto 4", "simulated 4"])

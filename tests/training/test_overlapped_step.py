@@ -187,32 +187,23 @@ def test_several_steps_in_one_program() -> None:
     assert "psum" in program and "cond[" not in program
 
 
-def called(exchange_mesh: Any = None, **extra: Any) -> Any:
-    mesh, tx = at("auto 4"), streaming()
-    step = make_overlapped_step(loss, tx, mesh, exchange_mesh)
-    return step(*start(tx, mesh), TARGETS[0], **extra)
+MESH = at("auto 4")
+called = lambda step, *args: step(*args)  # noqa: E731
 
 
-def traced(exchange_mesh: Any = None, **extra: Any) -> Any:
-    mesh, tx = at("auto 4"), streaming()
-    step = make_overlapped_step(loss, tx, mesh, exchange_mesh)
-    run = lambda *args: step(*args, **extra)  # noqa: E731
-    return jax.eval_shape(run, *start(tx, mesh), TARGETS[0])
-
-
-MISTAKES: list[tuple[Any, str]] = [
-    (lambda mesh: called(mesh), "shares devices .*wait for each other"),
-    (lambda mesh: called(number=3), "`number` is 3, but the state is before step 1"),
-    (
-        lambda mesh: called(present=np.ones(3, bool)),
-        r"one bool per worker, bool\[4\], got bool\[3\]",
-    ),
-    (lambda mesh: traced(second_mesh(mesh), number=1), "without `exchange_mesh`"),
-    (lambda mesh: traced(), "pass the number of each step"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), MISTAKES)
-def test_mistakes(call: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "exchange_mesh", "extra", "message"),
+    [
+        (called, MESH, {}, "shares devices .*wait for each other"),
+        (called, None, {"number": 3}, "`number` is 3, but the state is before step 1"),
+        (called, None, {"present": np.ones(3, bool)}, r"one bool per worker, bool\[4\], got"),
+        (jax.eval_shape, second_mesh(MESH), {"number": 1}, "without `exchange_mesh`"),
+        (jax.eval_shape, None, {}, "pass the number of each step"),
+    ],
+)
+def test_mistakes(call: Any, exchange_mesh: Any, extra: Any, message: str) -> None:
+    """Of a step that is called, or traced."""
+    tx = streaming()
     with pytest.raises(ValueError, match=message):
-        call(at("auto 4"))
+        step = make_overlapped_step(loss, tx, MESH, exchange_mesh)
+        call(functools.partial(step, **extra), *start(tx, MESH), TARGETS[0])

@@ -245,11 +245,6 @@ def descended(w: jax.Array, x: jax.Array) -> jax.Array:
     return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
 
 
-def constrained(w: jax.Array, x: jax.Array) -> jax.Array:
-    sharding = NamedSharding(data(), P("data"))
-    return descended(w, lax.with_sharding_constraint(x, sharding))
-
-
 def compressed(w: jax.Array, x: jax.Array) -> jax.Array:
     tx = jaxcomm.global_qsgd()
     update = on(data(), lambda g: tx.update(g, tx.init(g))[0])
@@ -262,8 +257,6 @@ def gathered(w: jax.Array, x: jax.Array) -> jax.Array:
 
 INSERTED = {
     "whole step": (descended, r"all-reduce f32\[8,8\]"),
-    "under jit": (jax.jit(descended), r"all-reduce f32\[8,8\]"),
-    "with a constraint": (constrained, r"all-reduce f32\[8,8\]"),
     "beside what is sent": (compressed, r"all-reduce f32\[8,8\]"),
     "before what is mapped": (gathered, r"all-gather f32\[16,8\]"),
     "a scalar alone": (lambda w, x: jnp.mean(x), r"all-reduce f32\[\]"),
