@@ -49,25 +49,10 @@ def test_the_aggregator_holds_the_laws_and_nests() -> None:
     average = jax.vmap(lambda x: nested.update(x, nested.init(x))[0], axis_name="ici")
     given = jnp.array([[1.0, 2.0, 9.0], [0.0, 4.0, 5.0]])
     np.testing.assert_allclose(jax.vmap(average, axis_name="dcn")(given), 3.0)
-    weight = jnp.ones(3)
-    with pytest.raises(ValueError, match="takes no `weight`"):
-        jax.vmap(
-            lambda x, w: median().update(x, optax.EmptyState(), weight=w)[0], axis_name="data"
-        )(jnp.ones((3, 2)), weight)
 
 
-def test_the_gossip_method_holds_the_laws_and_mixes() -> None:
-    damped = built("gossip")["damped_dpsgd"]
-    check_gossip(damped(gossip.ring(4), step_size=0.5))
-    tx = optax.chain(optax.sgd(0.0), damped(gossip.ring(4), step_size=0.5))
-    params = jaxcomm.PerWorker({"data": jnp.arange(8.0).reshape(4, 2)})
-    step = jaxcomm.simulate(lambda w, x: jnp.sum(w) * jnp.mean(x), tx, 4)
-    state = jaxcomm.init(tx, params, 4)
-    before = np.asarray(params.per_worker["data"])
-    after, *_ = step(params, state, jnp.ones(4))
-    mixed = np.asarray(after.per_worker["data"])
-    weights = np.eye(4) + 0.5 * (gossip.mixing_matrix(gossip.ring(4)) - np.eye(4))
-    np.testing.assert_allclose(mixed, weights @ before, atol=1e-6)
+def test_the_gossip_method_holds_the_laws() -> None:
+    check_gossip(built("gossip")["damped_dpsgd"](gossip.ring(4), step_size=0.5))
 
 
 def test_the_local_method_goes_part_of_the_way() -> None:

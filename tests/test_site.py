@@ -16,15 +16,16 @@ ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
 SOURCES = [*ROOT.glob("jaxcomm/**/__init__.py"), *ROOT.glob("pallas_kernels/**/__init__.py")]
 DESCRIBED = re.compile(r"^\.\. auto(function|class):: ([\w.]+)::(\w+)$", re.MULTILINE)
 CONSTANT = re.compile(r"^\.\. py:(data):: (\w+)\n\n   \w", re.MULTILINE)
+Tools = tuple[ModuleType, ...]
 LISTED = re.compile(r"^- :py:\w+:`(\w+) <([\w.]+)>`", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def tools() -> tuple[ModuleType, ModuleType]:
-    """`tools/site_api.py` and `tools/build_site.py`."""
+def tools() -> Tools:
+    """`tools/site_api.py`, `tools/build_site.py` and `tools/answer_page.py`."""
     sys.path.insert(0, str(ROOT / "tools"))
     try:
-        return importlib.import_module("site_api"), importlib.import_module("build_site")
+        return tuple(map(importlib.import_module, ("site_api", "build_site", "answer_page")))
     finally:
         sys.path.pop(0)
 
@@ -38,7 +39,7 @@ def descriptions(reference: dict[str, str]) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def reference(tools: tuple[ModuleType, ModuleType]) -> dict[str, str]:
+def reference(tools: Tools) -> dict[str, str]:
     return tools[0].pages()
 
 
@@ -77,9 +78,7 @@ def test_a_name_is_described_once_and_as_what_it_is(reference: dict[str, str]) -
     assert len({id(value) for value in objects}) == len(objects) > 200
 
 
-def test_a_name_that_nothing_defines_is_an_error(
-    tools: tuple[ModuleType, ModuleType], tmp_path: pathlib.Path
-) -> None:
+def test_a_name_that_nothing_defines_is_an_error(tools: Tools, tmp_path: pathlib.Path) -> None:
     package = tmp_path / "jaxcomm"
     package.mkdir()
     (package / "_a.py").write_text('def known():\n    """Known."""\n')
@@ -93,7 +92,7 @@ def test_a_name_that_nothing_defines_is_an_error(
         tools[0].pages(tmp_path)
 
 
-def test_links_lead_to_pages_and_files(tools: tuple[ModuleType, ModuleType]) -> None:
+def test_links_lead_to_pages_and_files(tools: Tools) -> None:
     texts, files = tools[1].collected()
     assert {"index.md", "which_method.md", "contributing/index.md", "api/index.rst"} <= set(texts)
     copied = {site for _, site in files}
@@ -117,9 +116,7 @@ def test_links_lead_to_pages_and_files(tools: tuple[ModuleType, ModuleType]) -> 
         ("![](figure.png)", "the figure figure.png has no alternative text"),
     ],
 )
-def test_a_link_or_figure_that_fails_is_named(
-    tools: tuple[ModuleType, ModuleType], text: str, message: str
-) -> None:
+def test_a_link_or_figure_that_fails_is_named(tools: Tools, text: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         tools[1].relinked("docs/new.md", text, {"docs/new.md": "new.md"}, ROOT)
 
@@ -134,24 +131,15 @@ def test_the_readme_has_texts_for_figures_and_links_that_lead_somewhere() -> Non
 
 
 def test_a_link_to_the_answer_page_leads_to_the_built_page(
-    tools: tuple[ModuleType, ModuleType],
+    tools: Tools,
 ) -> None:
     texts, files = tools[1].collected()
     assert '<a href="answer/index.html">Should I compress?</a>' in texts["index.md"]
     assert not any("answer" in site for _, site in files)
 
 
-@pytest.fixture(scope="module")
-def answer(tools: tuple[ModuleType, ModuleType]) -> ModuleType:
-    """`tools/answer_page.py`."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        return importlib.import_module("answer_page")
-    finally:
-        sys.path.pop(0)
-
-
-def test_the_answer_page_is_one_file_without_requests(answer: ModuleType) -> None:
+def test_the_answer_page_is_one_file_without_requests(tools: Tools) -> None:
+    answer = tools[2]
     page = answer.page()
     assert re.findall(r"(?:src|href|action)=\"([^\"]*)\"", page) == [answer.HOME]
     # A namespace of SVG is a name, and nothing loads it.
@@ -163,13 +151,14 @@ def test_the_answer_page_is_one_file_without_requests(answer: ModuleType) -> Non
     assert "{{" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
 
 
-def test_a_method_that_the_answer_page_does_not_count_is_an_error(answer: ModuleType) -> None:
+def test_a_method_that_the_answer_page_does_not_count_is_an_error(tools: Tools) -> None:
+    answer = tools[2]
     assert answer.exchange_of('jaxcomm.power_sgd("data", rank=4)') == ("factors", {"rank": 4})
     with pytest.raises(SystemExit, match=r"does not count the bytes of jaxcomm\.new"):
         answer.exchange_of('jaxcomm.new("data")')
 
 
-def test_the_page_of_every_record_links_to_its_report(tools: tuple[ModuleType, ModuleType]) -> None:
+def test_the_page_of_every_record_links_to_its_report(tools: Tools) -> None:
     texts, _ = tools[1].collected()
     records = [*ROOT.glob("experiments/records/*/README.md")]
     assert len(records) > 20
@@ -180,7 +169,7 @@ def test_the_page_of_every_record_links_to_its_report(tools: tuple[ModuleType, M
 
 @pytest.mark.slow
 def test_reports_are_written_beside_the_pages_of_records(
-    tools: tuple[ModuleType, ModuleType], tmp_path: pathlib.Path
+    tools: Tools, tmp_path: pathlib.Path
 ) -> None:
     record = tmp_path / "experiments" / "records" / "2026-01-01_old"
     record.mkdir(parents=True)

@@ -30,7 +30,6 @@ from jaxcomm.compression.quantizers import (
 from jaxcomm.compression.sparsifiers import nonzero_union, top_k
 from pallas_kernels import _hash
 from tests.aggregation.runs import refuse
-from tests.workers import of_one_worker
 
 WORKERS = 4
 
@@ -136,29 +135,6 @@ def test_a_stack_is_its_leaves(form: Any, codec: Codec, monkeypatch: pytest.Monk
     alone, told_alone = second()
     assert_same_draws(stacked, alone)
     chex.assert_trees_all_close(told, told_alone, rtol=1e-5)
-
-
-def test_leaves_of_one_shape_are_stacked() -> None:
-    leaves = [
-        jnp.full(shape, float(i)) for i, shape in enumerate([(2,), (3,), (2,), (0,), (0,), (99,)])
-    ]
-    split = _units.split(leaves, "leaf", 4, stacks=True)
-    assert [unit.leaves for unit in split.units] == [(0, 2), (1,), (3,), (4,), (5,)]
-    assert [x.shape for x in split.arrays] == [(2, 2), (3,), (0,), (0,), (99,)]
-    chex.assert_trees_all_equal(split.join(split.arrays), leaves)
-
-
-def test_units_and_what_they_share() -> None:
-    given = of_one_worker(normal())
-    split = _units.split(given, "bucket", 4 * 80)
-    assert [x.shape for x in split.arrays] == [(76,), (72,)]
-    shared = _units.split(given, "bucket", 4 * 80, layout="shared_statistics")
-    assert [x.shape for x in shared.arrays] == [(12,), (16, 4), (9, 8)]
-    assert shared.units == [
-        _units.Unit((0, 1, 2), "concatenated", (0,), 0, 0, 76),
-        _units.Unit((3,), "alone", (0,), 12, 0, 76),
-        _units.Unit((4,), "alone", (1,), 0, 1, None),
-    ]
 
 
 def test_a_bitmap_is_not_shared() -> None:

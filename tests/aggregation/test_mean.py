@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -140,24 +139,6 @@ def test_words_of_16_bits(
 
 def mesh_of_two(*axes: str) -> Any:
     return jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_all_reduce_is_this_program(dtype: str) -> None:
-    """Of float32 on a mesh; of 16 bits where an axis is automatic."""
-    manual = {"data"} if dtype == "bfloat16" else {"data", "model"}
-    updates = {"a": jnp.ones((2, 6), dtype), "b": jnp.ones((2, 5), dtype)}
-
-    def plain(own: Any) -> Any:
-        wide = jax.tree.map(lambda x: x.astype(jnp.float32) * 0.5, own)
-        totals = jax.tree.map(lambda x: lax.psum(x, "data"), wide)
-        return jax.tree.map(lambda x: x.astype(dtype), totals)
-
-    mine, theirs = (
-        over(mesh_of_two("data", "model"), "data", fn, axis_names=manual).lower(updates).as_text()
-        for fn in (averaged(MEAN), plain)
-    )
-    assert mine == theirs
 
 
 def loss(params: Any, rows: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -101,20 +100,6 @@ def test_shards_have_norms_and_draws_of_their_own() -> None:
     np.testing.assert_allclose(norms[1:] / norms[0], [10, 100, 1000], rtol=1e-3)
     apart = [(np.sign(a) != np.sign(b)).mean() for a, b in itertools.pairwise(shards)]
     assert min(apart) > 0.2
-
-
-@pytest.mark.slow
-def test_whole_leaves_beside_shards() -> None:
-    """They are averaged on all devices of a worker, in messages of their own."""
-    specs = {"kernel": P(None, "model"), "bias": P()}
-    cut = shard_local(global_qsgd(), specs)
-    labels = {"kernel": "cut", "bias": "whole"}
-    parted = optax.partition({"cut": cut, "whole": jaxcomm.mean()}, labels)
-    for tx, levels in ((cut, 15), (parted, 1e6)):
-        result = on_shards(tx, {"data"})(placed(specs=specs))
-        for name, most in (("bias", levels), ("kernel", 15)):
-            bound = np.abs(WHOLE[name]).max() / most
-            np.testing.assert_allclose(result[name], WHOLE[name].mean(axis=0), atol=bound)
 
 
 MISTAKES = {

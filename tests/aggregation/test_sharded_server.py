@@ -168,19 +168,10 @@ def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
     """
     tx, mesh = sharded_server(optax.adam(0.1)), mesh_of(workers)
     params = {"w": jnp.zeros((256, 256)), "b": jnp.zeros(24)}
-    state = jax.eval_shape(lambda p: jaxcomm.init(tx, p, mesh), params)
-    step = jaxcomm.make_step(no_loss, tx, mesh, gradients=given)
-    batch = jax.tree.map(lambda x: jnp.zeros((workers, *x.shape)), params)
-
-    def placed(spec: PartitionSpec, x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
-
-    program = jax.jit(step).lower(
-        jax.tree.map(lambda x: placed(PartitionSpec(), x), params),
-        jax.tree.map(placed, jaxcomm.state_specs(state), state),
-        jax.tree.map(lambda x: placed(PartitionSpec("data"), x), batch),
-    )
-    compiled = program.compile()
+    step, state = prepared(no_loss, tx, params, mesh, gradients=given)
+    rows = jax.tree.map(lambda x: jnp.zeros((workers, *x.shape)), params)
+    batch = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("data")))
+    compiled = jax.jit(step).lower(params, state, batch).compile()
     found = compiled.memory_analysis().argument_size_in_bytes
     assert found == pytest.approx((2 + 2 / workers) * 4 * (256 * 256 + 24), abs=100)
     text = compiled.as_text()

@@ -1,8 +1,5 @@
 """Two stages: messages of bytes, blocks, narrow floats, and mistakes."""
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,27 +15,6 @@ from tests.aggregation.runs import refuse
 from tests.aggregation.test_memory import remainders
 from tests.slow import slow
 from tests.workers import aggregate, gradients
-
-
-class Mixed(NamedTuple):
-    bytes: jax.Array
-    words: jax.Array
-    norms: jax.Array
-    halves: jax.Array
-
-
-def test_messages_come_back_bit_for_bit() -> None:
-    tree = Mixed(
-        jnp.arange(-3, 4, dtype=jnp.int8),
-        jnp.array([0, 2**32 - 1], jnp.uint32),
-        jnp.float32(-0.1),
-        jnp.ones((2, 3), jnp.bfloat16),
-    )
-    message = to_message(tree)
-    assert message.dtype == jnp.uint8 and message.shape == (7 + 8 + 4 + 12,)
-    for given, back in zip(tree, from_message(message, tree), strict=True):
-        np.testing.assert_array_equal(back.astype(jnp.float32), given.astype(jnp.float32))
-        assert back.dtype == given.dtype
 
 
 @pytest.mark.slow

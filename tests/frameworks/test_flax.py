@@ -1,4 +1,4 @@
-"""Models of flax: linen with a TrainState, nnx with model state and nnx.Optimizer."""
+"""Models of flax in steps of their own: linen with a TrainState, and nnx.Optimizer."""
 
 from typing import Any
 
@@ -116,43 +116,3 @@ def test_nnx_optimizer(method: str) -> None:
 
     losses = by_hand(train_step, state)
     assert losses[-1] < 0.1 * losses[0]
-
-
-class NormalizedNnx(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = nnx.Linear(6, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, momentum=0.9, rngs=rngs)
-        self.dropout = nnx.Dropout(0.1)
-        self.last = nnx.Linear(8, 1, rngs=rngs)
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        return self.last(self.dropout(nnx.relu(self.norm(self.first(x))), rngs=rngs))
-
-
-@METHOD
-def test_nnx_with_make_step(method: str) -> None:
-    graph, params, state = nnx.split(NormalizedNnx(nnx.Rngs(0)), nnx.Param, ...)
-
-    def loss_fn(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
-        model = nnx.merge(graph, params, state)
-        prediction = model(batch[0], nnx.Rngs(dropout=key))  # Workers drop different units.
-        return errors_of(prediction, batch[1]), nnx.split(model, nnx.Param, ...)[2]
-
-    losses, params, state = trained(loss_fn, METHODS[method](0.03), params, state, keys=True)
-    assert losses[-1] < 0.5 * losses[0]
-    model = nnx.merge(graph, params, state)
-    model.eval()
-    assert float(errors_of(model(X), Y)) < 0.5 * losses[0]
-
-
-def test_boxed_parameters() -> None:
-    """A loss with them raises an error of JAX about an axis that the mesh lacks."""
-    x, mesh, tx = jnp.ones((4, 3)), mesh_of(2), optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-    kernel = nn.with_partitioning(nn.initializers.ones, (None, "model"))
-    model = nn.Dense(2, kernel_init=kernel)
-    params = model.init(jax.random.key(0), x)
-    step = jaxcomm.make_step(lambda p, x: jnp.mean(model.apply(p, x) ** 2), tx, mesh)
-    with pytest.raises(ValueError, match="model"):
-        step(params, jaxcomm.init(tx, params, mesh), x)
-    params = nn.meta.unbox(params)
-    assert step(params, jaxcomm.init(tx, params, mesh), x)[2]["loss"] == 9

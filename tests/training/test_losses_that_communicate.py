@@ -214,7 +214,6 @@ def shifted(x: jax.Array) -> jax.Array:
 
 # By name: a collective that a worker reaches if its own row says so, inside of other operations.
 UNREACHED: dict[str, Callable[[Any, Any], Any]] = {
-    "a sum": lambda own, x: lax.cond(x[0, 0] > 0, lambda: lax.psum(own, "data"), lambda: own),
     "a shift": lambda own, x: lax.cond(x[0, 0] > 0, lambda: shifted(own), lambda: own),
     "a shift in a scan": lambda own, x: lax.scan(
         lambda c, row: (lax.cond(row > 0, shifted, lambda c: c, c), None), own, x[:, 0]

@@ -129,23 +129,6 @@ def test_only_the_step_that_begins_an_exchange_sends() -> None:
 
 
 @pytest.mark.slow
-def test_a_state_of_the_one_program_goes_on() -> None:
-    """A state with a fragment under way, and one that was saved: the same from there on."""
-    mesh, tx = at("auto 4"), streaming(**FEEDBACK)
-    whole, step = whole_step(tx, mesh), beside(tx, mesh)
-    expected, _, _ = trained(whole, *start(tx, mesh), None)
-    params, state = start(tx, mesh)
-    for number, target in enumerate(TARGETS):
-        if number == 9:
-            params, state = jax.tree.map(
-                lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x),
-                (params, state),
-            )
-        params, state, _ = (whole if number < 5 else step)(params, state, target)
-    require_equal([jax.tree.map(np.asarray, params.per_worker["data"])], expected[-1:])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
 def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
     """A result under way arrives once; `test_resumed` checks the one program against NumPy."""

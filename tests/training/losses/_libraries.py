@@ -7,15 +7,12 @@ import flax.linen as nn
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
-import optax
 
 from tests.training.losses._table import (
-    CLASSES,
     ROWS,
     WIDTH,
     Loss,
     draw,
-    labels,
     listed,
     sequences,
     third_party,
@@ -41,11 +38,6 @@ def of_linen(module: nn.Module) -> Loss:
 @listed()
 def linen_lstm() -> Loss:
     return of_linen(nn.RNN(nn.LSTMCell(4)))
-
-
-@listed()
-def linen_convolution() -> Loss:
-    return of_linen(nn.Sequential([nn.Conv(4, (3,)), nn.gelu, nn.LayerNorm(), nn.Dense(2)]))
 
 
 @listed(model_state=True)
@@ -74,15 +66,3 @@ def nnx_rnn() -> Loss:
         return nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
 
     return Loss(square_error(apply), params, sequences())
-
-
-@listed()
-def ctc() -> Loss:
-    targets = labels(ROWS, 2, classes=CLASSES - 1) + 1
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, targets = batch
-        logits, none = x @ params, jnp.zeros(x.shape[:2])
-        return jnp.mean(optax.ctc_loss(logits, none, targets, jnp.zeros(targets.shape)))
-
-    return Loss(third_party(loss), draw(WIDTH, CLASSES), (sequences()[0], targets))
