@@ -1,6 +1,5 @@
 """The type of an aggregator is found through every combinator, and by a step."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,14 +18,14 @@ from tests.aggregation.runs import prepared
 
 N = 2
 PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
-OF_KINDS: dict[str, Callable[[], Aggregator]] = {
+OF_KINDS: dict[str, Any] = {
     "mean": lambda: jaxcomm.hierarchical(jaxcomm.mean("data")),
     "gossip": lambda: gossip.dpsgd(gossip.ring(N)),
     "local": lambda: local_sgd(2),
     "loss": lambda: jaxcomm.zeroth_order(),
     "backward": lambda: wait_free(jaxcomm.global_qsgd()),
 }
-COMBINATORS: dict[str, Callable[[Any], Any]] = {
+COMBINATORS: dict[str, Any] = {
     "chain": lambda tx: optax.chain(optax.identity(), tx),
     "named_chain": lambda tx: optax.named_chain(("first", optax.identity()), ("second", tx)),
     "masked": lambda tx: optax.masked(tx, True),

@@ -110,29 +110,6 @@ def test_mistakes_with_the_axes_of_a_gradient(make: Any) -> None:
     refuse(r"varies over \['ici'\] as well", lambda: on_mesh(one_axis, W, X, mesh=mesh))
 
 
-def test_modes() -> None:
-    seen = {}
-
-    def look(key: str) -> Any:
-        def fn(x: jax.Array) -> jax.Array:
-            seen[key] = _axis.mode("data")
-            return x
-
-        return fn
-
-    spec = PartitionSpec("data")
-    for check, name in ((True, "checked"), (False, "unchecked")):
-        jax.shard_map(look(name), mesh=MESH, in_specs=spec, out_specs=spec, check_vma=check)(X)
-    jax.vmap(look("vmap"), axis_name="data")(X)
-    jax.pmap(look("pmap"), axis_name="data", devices=jax.devices()[:4])(X)
-    assert seen == {
-        "checked": "checked",
-        "unchecked": "unchecked",
-        "vmap": "vmap",
-        "pmap": "unchecked",
-    }
-
-
 def results_of(fn: Any, given: jax.Array, **axes: int) -> list[np.ndarray]:
     """Of each worker's number: on a mesh, checked and not, and simulated."""
     kinds, spec = (AxisType.Auto,) * len(axes), PartitionSpec(tuple(axes))

@@ -1,6 +1,5 @@
 """A clip before the aggregator clips each worker's own gradient: an error, unless it is meant."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ def loss_fn(w: Any, x: jax.Array) -> jax.Array:
     return jnp.mean((x @ w - 1) ** 2)
 
 
-PER_WORKER: dict[str, Callable[[], Any]] = {
+PER_WORKER: dict[str, Any] = {
     "chain": lambda: optax.chain(CLIP, MEAN, SGD),
     "masked": lambda: optax.chain(optax.masked(CLIP, True), global_qsgd()),
     "injected": lambda: optax.chain(
@@ -73,7 +72,7 @@ def test_every_stateless_transformation_that_is_not_linear(clip: Any) -> None:
 
 
 GRAPH = gossip.ring(N)
-MEANT: dict[str, Callable[[], Any]] = {
+MEANT: dict[str, Any] = {
     "after": lambda: optax.chain(MEAN, CLIP, SGD),
     "dgc": lambda: optax.chain(jaxcomm.deep_gradient_compression(max_norm=1.0), SGD),
     "linear": lambda: optax.chain(optax.scale(2.0), optax.add_decayed_weights(0.1), MEAN, SGD),

@@ -17,7 +17,7 @@ COLLECTIVE = re.compile(
     r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
 
-METHODS: dict[str, tuple[Any, int]] = {
+METHODS: dict[str, Any] = {
     "summed": (lambda scope: jaxcomm.global_qsgd(bits=8, scope=scope), 2),
     "merged": (lambda scope: jaxcomm.global_qsgd(dithering="exponential", scope=scope), 3),
     "gathered": (lambda scope: jaxcomm.qsgd(scope=scope), 1),

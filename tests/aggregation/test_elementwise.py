@@ -76,10 +76,7 @@ ACCEPTED = {
     "adam of 16 bits": optax.adam(0.1, mu_dtype=jnp.bfloat16),
     "adamw, masked by ndim": optax.adamw(0.1, mask=is_matrix),
     "adamw, masked by path": optax.adamw(0.1, mask={"b": False, "k": True, "s": False}),
-    "rmsprop": optax.rmsprop(0.1, momentum=0.9, centered=True),
-    "schedule": optax.adam(optax.warmup_cosine_decay_schedule(0, 1, 10, 100)),
     "injected": optax.inject_hyperparams(optax.adamw)(0.1),
-    "clip by value": optax.chain(optax.clip(1.0), optax.sgd(0.1)),
     "partition": optax.partition(
         {"a": optax.adam(0.1), "b": optax.sgd(0.1)}, {"b": "a", "k": "b", "s": "a"}
     ),

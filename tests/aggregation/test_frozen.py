@@ -1,6 +1,5 @@
 """Frozen leaves: only what is trained is sent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -16,7 +15,7 @@ from jaxcomm.wire._account import Account
 from tests.aggregation.runs import prepared, refuse
 from tests.workers import mesh_of
 
-AGGREGATORS: dict[str, Callable[[], Any]] = {
+AGGREGATORS: dict[str, Any] = {
     "mean": jaxcomm.mean,
     "global_qsgd": lambda: jaxcomm.global_qsgd(bits=8),
     "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.1),

@@ -1,5 +1,6 @@
 """Norms before and after aggregation, against NumPy."""
 
+import functools
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxcomm.synchronization import local_sgd
 from tests.aggregation.runs import WHERE, WORKERS, prepared, refuse
 from tests.workers import mesh_of
 
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 START = {"a": np.ones(2, np.float32), "b": np.float32(1)}
 NORMS = gradient_norms(jaxcomm.mean())
@@ -56,9 +58,9 @@ def test_of_the_exact_mean_with_weights(where: Any) -> None:
         return value, jax.tree.map(lambda g: g * bad, gradient), weight
 
     tx, weights = optax.chain(NORMS, optax.clip_by_global_norm(0.1)), np.float32([0, 1, 2, 5])
-    np.testing.assert_allclose(told(tx, where), right(own_gradients()), rtol=1e-5)
+    close(told(tx, where), right(own_gradients()))
     found = told(tx, where, (X, weights), gradients=gradients)
-    np.testing.assert_allclose(found, right(own_gradients(), weights), rtol=1e-5)
+    close(found, right(own_gradients(), weights))
 
 
 def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
@@ -73,14 +75,14 @@ def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
     change = np.concatenate([np.ravel(START[k] - np.asarray(after[k])) for k in START])
     np.testing.assert_array_equal(same["a"], after["a"])
     expected = [right(own_gradients())[0], np.linalg.norm(change)]
-    np.testing.assert_allclose(norms(metrics), expected, rtol=1e-5)
+    close(norms(metrics), expected)
 
 
 def test_over_two_axes_and_inner_devices() -> None:
     mesh = jax.make_mesh((2, 2, 2), ("dcn", "ici", "inner"), axis_types=(AxisType.Auto,) * 3)
     tx = gradient_norms(jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn")))
     found = told(tx, mesh, axis_name=("dcn", "ici"))
-    np.testing.assert_allclose(found, right(own_gradients()), rtol=1e-5)
+    close(found, right(own_gradients()))
 
 
 @WHERE
@@ -92,7 +94,7 @@ def test_inside_accumulate_and_skip_nonfinite(where: Any) -> None:
         _, state, metrics = step(START, state, batch)
         seen.append(norms(metrics))
     expected = right((own_gradients() + own_gradients(-X)) / 2)
-    np.testing.assert_allclose(seen, [[0, 0], *[expected] * 3], rtol=1e-5)
+    close(seen, [[0, 0], *[expected] * 3])
 
 
 def test_other_workers_have_the_same_norms() -> None:
@@ -110,7 +112,7 @@ def test_as_the_aggregator_of_local_steps() -> None:
     replicas = jaxcomm.replicate(START, WORKERS)
     step, state = prepared(loss, tx, replicas, WORKERS)
     displaced = norms(step(replicas, state, X)[2])
-    np.testing.assert_allclose(displaced, np.multiply(0.5, right(own_gradients())), rtol=1e-5)
+    close(displaced, np.multiply(0.5, right(own_gradients())))
 
 
 STAGES = jaxcomm.hierarchical(gradient_norms(jaxcomm.mean("ici")), jaxcomm.mean("dcn"))

@@ -1,6 +1,5 @@
 """Where leaves lie changes what is copied, and nothing of what is computed or sent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -39,7 +38,7 @@ SHAPES = {"a": (5,), "b": (2, 3), "c": (), "large": (16, 4), "larger": (9, 8)}
 
 summed, gathered = all_reduce_mean, all_gather_mean
 FEEDBACK = error_feedback(scaled(dither(levels=2)))
-SHARED: dict[str, tuple[Callable[[Codec], Any], Codec]] = {
+SHARED: dict[str, Any] = {
     "summed, max": (summed, dither(bits=8)),
     "summed, packed": (summed, dither(levels=1)),
     "summed, fixed threshold": (summed, fixed_threshold(0.5)),

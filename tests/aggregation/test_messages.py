@@ -58,7 +58,7 @@ def another(tx: Any, holder: str) -> tuple[Callable[[], Any], str]:
     return given(tx, ADAM), f"another transformation: .*{holder}.* got `ScaleByAdamState`"
 
 
-MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+MISTAKES: dict[str, Any] = {
     "a codec uncalled": (
         lambda: jaxcomm.two_stage_mean(top_k),
         r"`codec` must be a codec, .* got the function `top_k`: call it",

@@ -7,7 +7,7 @@ import pytest
 import jaxcomm
 from jaxcomm import sparcml
 from jaxcomm.compression.quantizers import dither
-from tests.aggregation.runs import refuse, sent, steps
+from tests.aggregation.runs import refuse, sent
 from tests.aggregation.test_memory import remainders
 from tests.workers import aggregate, draws
 
@@ -28,17 +28,6 @@ def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None
     given = sparse_rows(workers, 2)
     results = aggregate(sparcml(density=2 / ROWS), given)
     np.testing.assert_allclose(results, np.tile(given.mean(axis=0), (workers, 1, 1)), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("density,union", [(1 / ROWS, None), (2 / ROWS, 4 / ROWS)])
-def test_what_has_no_room_comes_later(density: float, union: float | None) -> None:
-    given = sparse_rows(4, 3)
-    tx = sparcml(density=density, union_density=union, diagnostics=True)
-    results, states = zip(*steps(tx, [given, *[0 * given] * 15]), strict=True)
-    overflows = [float(state.diagnostics["overflow"]) for state in states]
-    assert overflows[0] > 0 and overflows[-1] == 0
-    np.testing.assert_array_equal(np.sum([x[0] for x in results], axis=0), given.mean(axis=0))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.sparsifiers import top_k
 from tests.aggregation.runs import last, over, refuse, sent, steps
 from tests.slow import slow
-from tests.workers import MODE_ROWS, Mode, initial, mesh_of
+from tests.workers import initial, mesh_of
 
 
 def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
@@ -23,33 +23,6 @@ def top(k: int, axis_name: Any = "data", **options: Any) -> Any:
 
 STAGES = [top(8), top(4), top(1)]
 TX = warmup(STAGES, every=2)
-COUNTS = [8, 8, 4, 4, 1, 1, 1]
-
-
-def by_hand(updates: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Top-k with error feedback, k as the steps go; the residual is never set back."""
-    residual, means = np.zeros(updates.shape[1:]), []
-    for count, step in zip(COUNTS, updates, strict=True):
-        total = residual + step
-        sent = np.zeros_like(total)
-        for worker, row in enumerate(total):
-            largest = np.argsort(-np.abs(row))[:count]
-            sent[worker, largest] = row[largest]
-        residual = total - sent
-        means.append(sent.mean(axis=0))
-    return means, residual
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODE_ROWS)
-def test_stages_take_turns_and_memory_goes_on(mode: Mode) -> None:
-    updates = np.random.default_rng(3).normal(size=(len(COUNTS), 3, 16)).astype(np.float32)
-    means, residual = by_hand(updates)
-    for number, (results, state) in enumerate(steps(TX, updates, mode)):
-        assert state.step == number + 1
-        np.testing.assert_allclose(results, np.tile(means[number], (3, 1)), atol=1e-6)
-    kept = state.inner.own.per_worker["data"][0].kept
-    np.testing.assert_allclose(kept, residual, atol=1e-6)
 
 
 def test_each_stage_is_a_branch_and_the_heaviest_is_billed() -> None:

@@ -1,6 +1,6 @@
 """Wrappers of optax around, before and after an aggregator: they train, or say what to use."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def scheduled() -> optax.GradientTransformation:
     return before(optax.chain(optax.clip_by_global_norm(1.0), decay))
 
 
-WORKS: dict[str, Callable[[], optax.GradientTransformation]] = {
+WORKS: dict[str, Any] = {
     "apply_if_finite around the optimizer": lambda: before(
         optax.apply_if_finite(optax.sgd(0.1), 3)
     ),
@@ -62,7 +62,7 @@ WORKS: dict[str, Callable[[], optax.GradientTransformation]] = {
 }
 WITH_VALUE = {"reduce_on_plateau"}
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REFUSED: dict[str, Any] = {
     "MultiSteps": (lambda: optax.MultiSteps(aggregate(0.1), 2), r"jaxcomm.accumulate\(tx, k\)"),
     "MultiSteps as a transformation": (
         lambda: optax.MultiSteps(aggregate(0.1), 2).gradient_transformation(),

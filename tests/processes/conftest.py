@@ -31,7 +31,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     params = [spec.params for spec in specs if spec]
     asked = {each.get("name") for each in params if each.get("cluster") == request.param}
-    names = [name for name in FAMILIES if name in asked or name.startswith("mean")]
+    names = [name for name in FAMILIES if name in asked]
     processes, devices = request.param
     assert processes * devices == WORKERS
     shape = ["--processes", str(processes), "--devices-per-process", str(devices)]

@@ -1,7 +1,6 @@
 """ZeRO-3: gradients of weights in slices, equal to those of whole weights; codecs, and mistakes."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,7 +31,7 @@ MESHES = {
 }
 IN, HIDDEN, OUT = 5, 48, 3
 RNG = np.random.default_rng(0)
-SHAPES: dict[str, tuple[int, ...]] = {
+SHAPES: dict[str, Any] = {
     "bias": (HIDDEN,),
     "in": (IN, HIDDEN),
     "out": (HIDDEN, OUT),
@@ -255,7 +254,7 @@ def second_derivative() -> None:
     )(params, ROWS)
 
 
-MISTAKES: list[tuple[Callable[[], Any], str]] = [
+MISTAKES: list[Any] = [
     (lambda: traced(push=error_feedback(top_k(k=1))), "takes codecs without memory"),
     (lambda: traced(None, pull=dither()), "needs a key that is new in each step"),
     (lambda: traced(gather=False, push=dither()), r"\['push'\] would have no effect here"),

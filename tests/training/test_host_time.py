@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.training import _arguments, _make_step
@@ -117,26 +115,6 @@ def test_known_arrays_are_not_kept_alive() -> None:
     leaves = len(jax.tree.leaves((params, state)))
     del params, state
     assert len(jax.live_arrays()) == held - leaves
-
-
-@DEVICES
-def test_batches_from_anywhere_are_equal(devices: int, caplog: pytest.LogCaptureFixture) -> None:
-    """There are two programs, as of `jax.jit`: for batches on the mesh already, and for others."""
-    mesh, (step, state) = mesh_of(devices), prepared(devices)
-    placed = jax.device_put(ROWS, NamedSharding(mesh, P("data")))
-    batches = [ROWS, jnp.asarray(ROWS), placed, jax.device_put(ROWS, jax.devices()[-1])]
-    found, compiled = [], []
-    with jax.log_compiles():
-        for batch in batches:
-            caplog.clear()
-            carry: Any = (start(), jax.tree.map(jnp.copy, state))
-            for each in (batch, batch, ROWS):
-                *carry, metrics = step(*carry, each)
-            found.append((carry, metrics))
-            compiled.append(sum("XLA compilation of jit(on_mesh)" in x for x in caplog.messages))
-    for others in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, found[0], others)
-    assert compiled == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -1,6 +1,5 @@
 """A loss with collectives of its own has the gradient of the global loss; what it must not do."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -67,7 +66,7 @@ def logarithm_of_sum(y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 # By name: the loss of a worker, which is called with its axes, and that of all rows.
-COMMUNICATING: dict[str, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, Any], Any]]] = {
+COMMUNICATING: dict[str, Any] = {
     "count of tokens": (
         lambda p, x, axes: per_token(*lax.psum(tokens(p, x), axes)),
         lambda p, x: per_token(*tokens(p, x)),
@@ -116,7 +115,7 @@ def test_its_gradient_is_that_of_the_global_loss(name: str, where: str) -> None:
 
 
 # What a function given as `gradients=` must not do: nothing tells whether a mean was meant.
-SUMMED: dict[str, Callable[[Any], Any]] = {
+SUMMED: dict[str, Any] = {
     "by pmean": lambda gradient: lax.pmean(gradient, "data"),
     "by psum": lambda gradient: lax.psum(gradient, "data"),
     "one leaf": lambda gradient: gradient | {"w": lax.pmean(gradient["w"], "data")},
@@ -175,7 +174,7 @@ def test_what_a_reference_holds_differs(where: str) -> None:
 
 
 # Conditions of which the program itself shows that they are equal on all workers.
-EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
+EQUAL: dict[str, Any] = {
     "of parameters": lambda p, x, axes: jnp.sum(p["unused"]) > 0,
     "of a reduced value": lambda p, x, axes: lax.pmax(jnp.max(x), axes) > 0,
     "of a loop over a reduced value": lambda p, x, axes: (
@@ -213,7 +212,7 @@ def shifted(x: jax.Array) -> jax.Array:
 
 
 # By name: a collective that a worker reaches if its own row says so, inside of other operations.
-UNREACHED: dict[str, Callable[[Any, Any], Any]] = {
+UNREACHED: dict[str, Any] = {
     "a shift": lambda own, x: lax.cond(x[0, 0] > 0, lambda: shifted(own), lambda: own),
     "a shift in a scan": lambda own, x: lax.scan(
         lambda c, row: (lax.cond(row > 0, shifted, lambda c: c, c), None), own, x[:, 0]

@@ -68,7 +68,7 @@ COUNTED = lambda x: {"count": jnp.sum(x > 0, dtype=jnp.int32)}  # noqa: E731
 WINDOWS = (jnp.ones((2 * N, 2, 5)), jnp.ones(N, jnp.int32))
 NOTHING = lambda x: {}  # noqa: E731
 OTHER_DTYPE = r"returned `model_state\['mean'\]` as bfloat16\[5\], but received it as float32\[5\]"
-MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+MISTAKES: dict[str, Any] = {
     "the state of another": (
         of_another,
         r"state belongs to another transformation.*got `ScaleByAdamState`.*`jaxcomm\.init`",

@@ -27,6 +27,7 @@ STATE = {
     "key": jax.random.key(3),
 }
 TWO = pytest.mark.parametrize("where", ["auto", "simulated"])
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
 make = functools.partial(begun, has_model_state=True)
 
 
@@ -70,7 +71,7 @@ def test_the_mean_over_workers(where: str) -> None:
         (PARAMS, STATE, opt_state), BATCHES
     )
     # Equal parts of a batch: the mean of their means is the mean of the batch.
-    np.testing.assert_allclose(state["mean"], expected_means(1)[0], rtol=1e-5)
+    close(state["mean"], expected_means(1)[0])
     np.testing.assert_allclose(np.float32(state["half"]), expected_means(1)[0], rtol=2**-7)
     assert state["count"] == STEPS
     key = STATE["key"]
@@ -81,7 +82,7 @@ def test_the_mean_over_workers(where: str) -> None:
     alone, running = np.linspace(-1, 1, 3), np.ones(3)
     for rows, loss in zip(BATCHES.astype(np.float64), losses, strict=True):
         errors = (rows - running) @ alone
-        np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
+        close(loss, np.mean(errors**2))
         alone = alone - 0.1 * 2 * np.mean(errors[:, None] * (rows - running), axis=0)
         running = 0.9 * running + 0.1 * rows.mean(axis=0)
     np.testing.assert_allclose(params["w"], alone, rtol=1e-4, atol=1e-6)
@@ -90,10 +91,10 @@ def test_the_mean_over_workers(where: str) -> None:
 @pytest.mark.parametrize("where", ["auto", *map(slow, ["simulated", "explicit"])])
 def test_each_workers_own(where: str) -> None:
     own = trained(at(where), jaxcomm.replicate(STATE, at(where)))
-    np.testing.assert_allclose(own.per_worker["data"]["mean"], expected_means(N), rtol=1e-5)
+    close(own.per_worker["data"]["mean"], expected_means(N))
     assert own.per_worker["data"]["count"].tolist() == [STEPS] * N
     mean = jaxcomm.consensus(own)
-    np.testing.assert_allclose(mean["mean"], expected_means(N).mean(axis=0), rtol=1e-5)
+    close(mean["mean"], expected_means(N).mean(axis=0))
     assert mean["count"] == STEPS and mean["count"].dtype == jnp.int32
     assert mean["key"].dtype == STATE["key"].dtype
 
@@ -111,7 +112,7 @@ def test_two_axes(stages: bool, own: bool) -> None:
     state = trained(mesh, given, optax.chain(aggregator, optax.sgd(0.1)), axis_name=axes)
     got = state.per_worker[",".join(axes)]["mean"] if own else state["mean"][None]
     workers = (8 if stages else 4) if own else 1
-    np.testing.assert_allclose(got, expected_means(workers), rtol=1e-5)
+    close(got, expected_means(workers))
 
 
 def test_bytes_of_the_mean() -> None:
@@ -147,13 +148,13 @@ def test_weights(where: str) -> None:
     batch = (rows.reshape(-1, 3), valid)
     step, opt_state = make(loss_fn, SGD, at(where), PARAMS, gradients=weighted)
     _, new, _, metrics = step(PARAMS, STATE, opt_state, batch)
-    np.testing.assert_allclose(new["mean"], np.average(each, axis=0, weights=valid), rtol=1e-5)
+    close(new["mean"], np.average(each, axis=0, weights=valid))
     assert metrics["weight"] == valid.sum() and np.isfinite(metrics["loss"])
     nothing = (BATCHES[0], np.zeros(N, np.float32))
     _, kept, _, _ = step(PARAMS, STATE, opt_state, nothing)
     np.testing.assert_array_equal(kept["mean"], STATE["mean"])
     _, own, _, _ = step(PARAMS, jaxcomm.replicate(STATE, at(where)), opt_state, batch)
-    np.testing.assert_allclose(own.per_worker["data"]["mean"], each, rtol=1e-5)
+    close(own.per_worker["data"]["mean"], each)
 
 
 @TWO
@@ -171,7 +172,7 @@ def test_one_workers_nan(where: str, own: bool) -> None:
     chex.assert_trees_all_equal(after, PARAMS)
     each = 0.9 + 0.1 * rows.mean(axis=1)
     each[5] = 1
-    np.testing.assert_allclose(means(new), each if own else STATE["mean"], rtol=1e-5)
+    close(means(new), each if own else STATE["mean"])
     _, new, _, metrics = step(after, new, opt_state, BATCHES[1])
     assert np.isfinite(metrics["loss"]) and np.isfinite(means(new)).all()
 
@@ -192,9 +193,9 @@ def test_windows_pass_the_state_from_one_minibatch_to_the_next(where: str) -> No
     for worker, count in enumerate(finished):
         for minibatch in rows[worker, :count]:
             each[worker] = 0.9 * each[worker] + 0.1 * minibatch.mean(axis=0)
-    np.testing.assert_allclose(new, np.average(each, axis=0, weights=finished), rtol=1e-5)
+    close(new, np.average(each, axis=0, weights=finished))
     firsts = [rows[i, j, 0, 0] for i in range(2) for j in range(finished[i])]
-    np.testing.assert_allclose(metrics["first"], np.mean(firsts), rtol=1e-5)
+    close(metrics["first"], np.mean(firsts))
 
 
 @pytest.mark.parametrize("where", ["auto 7", "simulated 7"])

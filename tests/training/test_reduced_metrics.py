@@ -186,7 +186,7 @@ def with_one(metric: Callable[[jax.Array], Any]) -> Any:
 
 
 WINDOWS: Any = {"gradients": functools.partial(window_gradients, has_aux=True)}
-MISTAKES: list[tuple[Callable[[jax.Array], Any], dict[str, Any], str]] = [
+MISTAKES: list[Any] = [
     (lambda far: 3, {}, r"`aux\['n'\]` is int.*`jaxcomm.metrics.sum\(n\)"),
     (lambda far: jnp.uint8(3), WINDOWS, r"`aux\['n'\]` is uint8.*`jaxcomm.metrics.sum\(n\)"),
     (jaxcomm.metrics.sum, {}, r"`aux\['n'\]` has .* one value per .* return its sum, or"),

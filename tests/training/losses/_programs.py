@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.experimental.ode import odeint
 
 from tests.training.losses._table import (
     CLASSES,
@@ -21,16 +20,6 @@ from tests.training.losses._table import (
     sequences,
     third_party,
 )
-
-
-@listed()
-def differential_equation() -> Loss:
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        field = lambda y, t, w: jnp.tanh(y @ w) - 0.1 * t  # noqa: E731
-        end = lambda x: odeint(field, x, jnp.linspace(0.0, 1.0, 2), params, rtol=1e-6)[-1]  # noqa: E731
-        return jnp.mean(jax.vmap(end)(x) ** 2)
-
-    return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
 @listed()

@@ -26,7 +26,7 @@ class Loss(NamedTuple):
     shared: Any = None
 
 
-LOSSES: dict[str, Callable[[], Loss]] = {}
+LOSSES: dict[str, Any] = {}
 WITH_STATE: set[str] = set()
 WITH_KEY: set[str] = set()
 
