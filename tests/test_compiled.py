@@ -4,16 +4,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from jax._src.lru_cache import LRUCache
-from jax.sharding import PartitionSpec
 
 from tests import compiled
-from tests.workers import mesh_of
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -47,27 +43,6 @@ def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
     compiled.trim(tmp_path, room=9)
     assert {entry.name for entry in tmp_path.iterdir()} == {"new", "older"}
     compiled.trim(tmp_path / "not_there")
-
-
-def test_in_a_folder_that_git_ignores() -> None:
-    ignored = (compiled.KEPT.parent / ".gitignore").read_text().splitlines()
-    assert compiled.KEPT.name in ignored
-    assert compiled.folder().parent == compiled.KEPT
-
-
-def test_a_process_compiles_what_is_of_several_devices_once() -> None:
-    def of_two() -> Any:
-        summed = jax.shard_map(
-            lambda x: jax.lax.psum(x, "data"),
-            mesh=mesh_of(2),
-            in_specs=PartitionSpec("data"),
-            out_specs=PartitionSpec(),
-        )
-        return jax.jit(summed).lower(np.ones(2, np.float32)).compile()
-
-    once, again = of_two(), of_two()
-    assert once.runtime_executable() is again.runtime_executable()
-    np.testing.assert_array_equal(again(np.ones(2, np.float32)), [2])
 
 
 @pytest.mark.slow

@@ -41,9 +41,7 @@ def test_against_numpy(mean: Any, mode: Mode) -> None:
 
 METHODS = {
     "sum": (lambda **o: global_qsgd(levels=4, **o), 4),
-    "15 by default": (global_qsgd, 15),
     "8 bits among 4 workers": (lambda **o: global_qsgd(bits=8, **o), 31),
-    "leaf": (lambda **o: global_qsgd(levels=4, scope="leaf", **o), 4),
     "tree": (lambda **o: global_qsgd(dithering="exponential", **o), None),
     "two_stage": (lambda **o: global_qsgd(bits=4, reduce="two_stage", **o), 7),
     "8 bits alone": (jaxcomm.qsgd, 127),

@@ -71,14 +71,6 @@ def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
             chex.assert_trees_all_close(params["adapter"], alone, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_wrappers_of_the_whole_chain() -> None:
-    inner = jaxcomm.accumulate(FORMS["partition"](chain("mean")), every=2)
-    _, account = trained(loss, jaxcomm.skip_nonfinite(inner), PARAMS)
-    flag_and_loss = 2 * 7 / 8 * 4 * 2
-    assert account.bytes_per_worker == 2 * 7 / 8 * 4 * (60 + 14) + flag_and_loss
-
-
 def test_what_a_mean_sends_for_no_use_is_removed() -> None:
     """By XLA, and the account does not count it."""
     tx = optax.chain(jaxcomm.mean(), FORMS["partition"](optax.sgd(0.1, momentum=0.9)))

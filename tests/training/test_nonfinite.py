@@ -53,18 +53,6 @@ def test_an_infinite_loss_whose_gradient_is_partly_finite() -> None:
     assert found == "workers 0, 1, 2 and 1 more of 4: infinity in the gradient of `b`"
 
 
-def test_parameters_come_first_and_long_lists_are_cut() -> None:
-    params = {f"p{i}": jnp.float32(1) for i in range(6)}
-    loss = lambda params, x: jnp.mean(x) * sum(params.values())  # noqa: E731
-    batch = jnp.ones(8).at[7].set(jnp.inf)
-    assert describe_nonfinite(loss, params, batch, 8) == (
-        "worker 7 of 8: infinity in the loss and infinity in the gradient of `p0`, `p1`, `p2` and "
-        "3 more"
-    )
-    found = describe_nonfinite(loss, {**params, "p4": jnp.float32(jnp.nan)}, jnp.ones(2), 2)
-    assert found == "workers 0, 1 of 2: NaN in the parameters of `p4`"
-
-
 @pytest.mark.parametrize("where", ["simulated 2x2", "auto 2x2"])
 def test_several_axes_and_devices_of_one_worker(where: str) -> None:
     run = functools.partial(describe_nonfinite, loss_fn, start(), batch_with(np.nan), at(where))

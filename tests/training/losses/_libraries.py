@@ -1,6 +1,5 @@
-"""Losses of flax, linen and nnx, and of optax."""
+"""Losses of linen and nnx."""
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,27 +16,6 @@ from tests.training.losses._table import (
     sequences,
     third_party,
 )
-
-
-def square_error(apply: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The loss of outputs [rows, time, width] whose last step sums to the target."""
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        x, y = batch
-        return jnp.mean((jnp.sum(apply(params, x)[:, -1], axis=-1) - y) ** 2)
-
-    return third_party(loss)
-
-
-def of_linen(module: nn.Module) -> Loss:
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        params = module.init(jax.random.key(0), sequences()[0])
-    return Loss(square_error(module.apply), params, sequences())
-
-
-@listed()
-def linen_lstm() -> Loss:
-    return of_linen(nn.RNN(nn.LSTMCell(4)))
 
 
 @listed(model_state=True)
@@ -62,7 +40,9 @@ def nnx_rnn() -> Loss:
     model = nnx.RNN(nnx.GRUCell(WIDTH, 4, rngs=nnx.Rngs(0)))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        return nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y = batch
+        out = nnx.merge(graph, params, jax.tree.map(jnp.copy, rest))(x)
+        return jnp.mean((jnp.sum(out[:, -1], axis=-1) - y) ** 2)
 
-    return Loss(square_error(apply), params, sequences())
+    return Loss(third_party(loss), params, sequences())
