@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import pytest
 from jax._src.lru_cache import LRUCache
 
@@ -43,19 +42,6 @@ def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
     compiled.trim(tmp_path, room=9)
     assert {entry.name for entry in tmp_path.iterdir()} == {"new", "older"}
     compiled.trim(tmp_path / "not_there")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not pathlib.Path("/proc/self/maps").exists(), reason="not Linux: mappings are counted"
-)
-def test_programs_are_forgotten_beyond_a_share_of_the_mappings() -> None:
-    double = jax.jit(lambda x: 2 * x)
-    double(1.0)
-    compiled.unload_beyond(share=1.0)
-    assert double._cache_size() == 1
-    compiled.unload_beyond(share=0.0)
-    assert double._cache_size() == 0
 
 
 @pytest.mark.slow

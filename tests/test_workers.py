@@ -77,5 +77,3 @@ def test_axes_have_to_be_those_of_the_step() -> None:
     message = r"differs over the axes \['data', 'model'\], with which `axis_name`='data'"
     with pytest.raises(ValueError, match=message):
         step(params, (), jnp.ones(4))
-    with pytest.raises(ValueError, match="lacks"):
-        jaxcomm.replicate(jnp.ones(3), at("auto 2"), axis_name="model")

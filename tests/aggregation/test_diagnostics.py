@@ -129,18 +129,6 @@ def test_metrics(where: Any) -> None:
     assert told["diagnostics/compression_error"] == 0  # Nothing has been sent yet.
 
 
-@pytest.mark.slow
-def test_in_a_hierarchy_all_workers_count() -> None:
-    inner = global_qsgd("ici", levels=4, diagnostics=True)
-    tx = jaxcomm.hierarchical(inner, global_qsgd("dcn", diagnostics=True))
-    sizes, axes, params = {"dcn": 2, "ici": 2}, ("dcn", "ici"), jnp.zeros(6)
-    step, state = prepared(lambda w, x: jnp.sum(w * x[0]), tx, params, sizes, axis_name=axes)
-    batch = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
-    _, state, told = step(params, state, batch)
-    assert {"diagnostics/0/density", "diagnostics/1/density"} <= set(told)
-    assert 0 < state[0].diagnostics["compression_error"] < 1
-
-
 def test_errors_of_two_stages_are_averaged() -> None:
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         return Diagnostics(x, errors={"lost": jnp.float32(0.25)})

@@ -63,27 +63,6 @@ def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
     assert np.isnan(run(MEANS, gradients(8), weights=[1, -1, 0, 0, 1, 1, 1, 1])).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "stages",
-    [
-        (global_qsgd("ici"), jaxcomm.qsgd("dcn")),
-        (jaxcomm.mean("ici"), global_qsgd("dcn")),
-        (jaxcomm.qsgd("ici"), jaxcomm.mean("dcn")),
-    ],
-)
-def test_modes_agree_and_err_little(stages: Any) -> None:
-    updates, tx = gradients(8), hierarchical(*stages)
-    checked, unchecked, simulated = (
-        run(tx, updates, mode) for mode in ("checked", "unchecked", "vmap")
-    )
-    np.testing.assert_array_equal(checked, unchecked)
-    np.testing.assert_allclose(checked, simulated, rtol=0, atol=1e-5)
-    assert (checked == checked[:1]).all()
-    off = np.abs(checked - mean_of(updates)).max()
-    assert 0 < off < (1 / 15 + 1 / 15) * np.abs(flat(updates)).max()
-
-
 def test_inner_stages_draw_apart_in_each_group() -> None:
     # Alike in both groups, so that equal draws would round equally.
     draw = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)

@@ -78,16 +78,10 @@ def test_two_axes_are_one_ring() -> None:
     assert_in_order(nested(given.reshape(2, 4, 23)), given)
 
 
-@pytest.mark.parametrize(
-    ("workers", "coordinates", "width"),
-    [(1, 7, 7), (2, 7, 4), (5, 1, 1), (8, 1024, 128)],
-)
-def test_bytes_and_hops(workers: int, coordinates: int, width: int) -> None:
-    account = sent(RING, updates(workers, coordinates))
-    assert account.bytes_per_worker == 2 * (workers - 1) * width * 4
-    hops = [c for c in account.collectives if c.primitive == "ppermute"]
-    assert [(c.times, c.shape) for c in hops] == [(workers - 1, (width,))] * (workers > 1)
-    assert len(account.collectives) <= 2 and not account.unbounded
+def test_the_program_does_not_grow_with_the_workers() -> None:
+    account = sent(RING, updates(8, 1024))
+    hops = [(c.times, c.shape) for c in account.collectives if c.primitive == "ppermute"]
+    assert hops == [(7, (128,))] and len(account.collectives) <= 2 and not account.unbounded
 
 
 def test_empty_trees() -> None:

@@ -51,11 +51,9 @@ WORKS: dict[str, Any] = {
         optax.MultiSteps(optax.sgd(0.2), 2).gradient_transformation()
     ),
     "schedule_free around all": lambda: optax.contrib.schedule_free(aggregate(0.2), 0.2),
-    "schedule_free after": lambda: before(optax.contrib.schedule_free_adamw(0.1)),
     "muon": lambda: before(optax.contrib.muon(0.1)),
     "clip, decay with a mask, schedule": scheduled,
     "flatten": lambda: optax.flatten(aggregate(0.1)),
-    "centralize before": lambda: optax.chain(optax.centralize(), aggregate(0.1)),
     "reduce_on_plateau": lambda: before(
         optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
     ),

@@ -57,13 +57,9 @@ FAMILIES: dict[str, Family] = {
     "mean, weighted": Family(jaxcomm.mean, False, weighted=True, size=SIZE // 4),
     "ring": Family(jaxcomm.ring_mean, False, size=SIZE // 4, slow=True),
     "summed": Family(lambda: jaxcomm.global_qsgd(bits=8), True),
-    "summed, weighted": Family(lambda: jaxcomm.global_qsgd(bits=8), True, weighted=True, slow=True),
     "gathered": Family(lambda: jaxcomm.qsgd(bits=8), True, size=SIZE // 2, slow=True),
     "merged": Family(
         lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="tree"), True, slow=True
-    ),
-    "recipe in two stages": Family(
-        lambda: jaxcomm.global_qsgd(dithering="exponential", reduce="two_stage"), True, slow=True
     ),
     "two stages": Family(lambda: jaxcomm.two_stage_mean(_dithering()), True, slow=True),
     "two stages, feedback at both ends": Family(

@@ -117,7 +117,6 @@ def test_its_gradient_is_that_of_the_global_loss(name: str, where: str) -> None:
 # What a function given as `gradients=` must not do: nothing tells whether a mean was meant.
 SUMMED: dict[str, Any] = {
     "by pmean": lambda gradient: lax.pmean(gradient, "data"),
-    "by psum": lambda gradient: lax.psum(gradient, "data"),
     "one leaf": lambda gradient: gradient | {"w": lax.pmean(gradient["w"], "data")},
 }
 
