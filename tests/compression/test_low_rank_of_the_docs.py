@@ -78,12 +78,6 @@ def test_feedback_refuses_power_sgd_as_published() -> None:
         means_of(error_feedback(low_rank()(2, drawn=0)), updates((12, 7)))
 
 
-def test_a_single_row_is_sent_whole() -> None:
-    given = updates((1, 4))
-    for means in means_of(error_feedback(low_rank()(2)), given):
-        np.testing.assert_allclose(means, given.mean(axis=1), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_keeps_the_laws_of_codecs() -> None:
     check_codec(of_matrices(low_rank()(2), columns=6))

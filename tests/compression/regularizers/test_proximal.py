@@ -58,28 +58,6 @@ def test_nan_and_zero_stay(regularizer: Regularizer, groups: list[list[int]]) ->
     assert not np.signbit(found[4]).any()
 
 
-def test_lasso_with_orthogonal_designs() -> None:
-    """On 4 workers, against the minimizer in closed form."""
-    rng, workers, d, strength, rate = np.random.default_rng(5), 4, 12, 0.3, 0.5
-    design = np.stack([np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(workers)])
-    targets = rng.normal(size=(workers, d))
-    # The mean of |A x - b|^2 / 2 is |x - mean A'b|^2 / 2 and a constant.
-    center = np.einsum("nij,ni->j", design, targets) / workers
-    tx = jaxcomm.proximal(optax.chain(jaxcomm.mean(), optax.sgd(rate)), l1(strength), rate)
-
-    def loss(x: jax.Array, batch: Any) -> jax.Array:
-        return jnp.sum((batch[0][0] @ x - batch[1][0]) ** 2) / 2
-
-    params, step = jnp.ones(d), jaxcomm.simulate(loss, tx, workers)
-    state, batch = jaxcomm.init(tx, params, workers), (design.astype("f4"), targets.astype("f4"))
-    for _ in range(60):
-        params, state, _ = step(params, state, batch)
-    closed = np.sign(center) * np.maximum(np.abs(center) - strength, 0)
-    assert 2 <= np.count_nonzero(closed) <= 10
-    np.testing.assert_allclose(params, closed, rtol=0, atol=1e-5)
-    np.testing.assert_array_equal(params == 0, closed == 0)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
 def test_zeros_are_exact_after_the_update(dtype: Any) -> None:
     params = {"w": jnp.asarray(DRAWN[:2].reshape(-1, 4), dtype), "b": jnp.asarray([0.1], dtype)}

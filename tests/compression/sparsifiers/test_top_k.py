@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxcomm.compression.sparsifiers import top_k
-from tests.codecs import context_of, payload_of, sent
+from tests.codecs import payload_of, sent
 from tests.slow import slow
 
 SAMPLED = {k: top_k(k=k, sample_ratio=0.1) for k in (80, 150)}
@@ -76,15 +75,3 @@ def test_values_in_bfloat16() -> None:
 def test_options_that_do_not_go_together(options: dict, name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):
         top_k(**options)
-
-
-@pytest.mark.slow
-def test_under_vmap() -> None:
-    codec, given = SAMPLED[150], normal(2, 1000)
-
-    def one(x: jax.Array) -> jax.Array:
-        payload, _ = codec.encode(context_of(codec, x), x)
-        return codec.decode(context_of(codec, x).received(), payload)
-
-    together = np.asarray(jax.jit(jax.vmap(one))(given), np.float64)
-    np.testing.assert_array_equal(together, [sent(codec, x) for x in given])

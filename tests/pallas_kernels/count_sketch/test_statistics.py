@@ -80,20 +80,6 @@ def test_unbiased_with_the_variance_of_theory(name: str, hashing: str) -> None:
     assert abs(z_score((error**2).mean(axis=1), expected)) < Z
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hashing", ["tiles", "elements"])
-def test_rows_are_independent(hashing: str) -> None:
-    x = SUPPORTS["one sublane of each tile"].astype(float)
-    one, three = errors(x, hashing, 1), errors(x, hashing, 3)
-    expected = expected_error(x, hashing)
-    assert abs(z_score((three**2).mean(axis=1), expected / 3)) < Z
-    # Errors are seldom, so an independent majority of rows is better by far than one.
-    middle = errors(x, hashing, 3, "median")
-    assert abs(z_score(middle.mean(axis=1), 0)) < Z
-    hit, hits = (one != 0).mean(), (middle != 0).mean(axis=1)
-    assert hits.mean() < 3 * hit**2 + 5 * hits.std() / math.sqrt(DRAWS)
-
-
 @pytest.mark.parametrize(("tiles", "slots"), [(64, 8), slow(60, 6), slow(99, 33)])
 def test_pairs_of_tiles_share_slots_independently(tiles: int, slots: int) -> None:
     shapes = tiling.tiling(tiles * 1024, slots * 1024, 1)
