@@ -73,11 +73,6 @@ def test_is_power_sgd(feedback: bool) -> None:
         np.testing.assert_allclose(means, expected, atol=1e-4)
 
 
-def test_feedback_refuses_power_sgd_as_published() -> None:
-    with pytest.raises(ValueError, match="no bound is known"):
-        means_of(error_feedback(low_rank()(2, drawn=0)), updates((12, 7)))
-
-
 @pytest.mark.slow
 def test_keeps_the_laws_of_codecs() -> None:
     check_codec(of_matrices(low_rank()(2), columns=6))

@@ -146,11 +146,3 @@ def test_a_rehearsal_writes_a_file_that_ops_use(tmp_path: pathlib.Path) -> None:
         tuned = pack(x, bits=4)
         assert "2048" in str(jax.make_jaxpr(lambda x: pack(x, bits=4))(x))  # Padded to a row.
     assert (tuned == pack(x, bits=4)).all()
-
-
-def test_tuning_has_sizes_and_minutes_of_its_own(tmp_path: pathlib.Path) -> None:
-    arguments = ["--tune", "--output", str(tmp_path / "record")]
-    assert bench.parse(arguments).minutes == bench.TUNED_MINUTES > bench.MINUTES
-    assert bench.parse(arguments[1:]).minutes == bench.MINUTES
-    assert bench.parse([*arguments, "--minutes", "3"]).minutes == 3
-    assert {len(sizes) for sizes in ops.TUNED_SIZES.values()} <= {1, 2, 3}

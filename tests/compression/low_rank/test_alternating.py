@@ -154,20 +154,6 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "leaf", "bad"), [("float32", "w", np.nan), ("16 bits", "b", np.inf)]
-)
-def test_one_worker_that_is_not_finite(name: str, leaf: str, bad: float) -> None:
-    given = {"w": updates().copy(), "b": np.ones((STEPS, WORKERS, 5), np.float32)}
-    for step in (2, 3):  # One step of each side.
-        given[leaf][step, 1].flat[3] = bad
-    means, states = steps(method(name), given)
-    for mean in means.values():
-        assert np.isnan(mean[2:4]).all() and np.isfinite(mean[[0, 1, 4, 5]]).all()
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(states.inner.shared))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "16 bits"])
 def test_the_left_side_keeps_the_laws_of_codecs(name: str) -> None:
     """Rows of the laws are of the right side."""

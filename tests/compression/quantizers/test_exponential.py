@@ -54,13 +54,6 @@ def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     assert growth["two_stage"] <= growth["tree"] * 1.02
 
 
-def test_workers_draw_apart() -> None:
-    # Opposite updates of equal magnitude cancel under a common coin, and rarely under own ones.
-    given = jnp.array([[1.0, *[0.7] * 500], [1.0, *[-0.7] * 500]])
-    (result,) = draws(jaxcomm.global_qsgd(dithering="exponential"), given, 1)
-    assert 100 < np.sum(result[1:] != 0) < 400
-
-
 @pytest.mark.parametrize("options", [{"levels": 4}, {"norm": "l2"}, {"reduce": "sum"}])
 def test_options_that_do_not_go_with_exponents(options: dict) -> None:
     with pytest.raises(ValueError, match=r"dithering|combine"):

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
 from tests.codecs import payload_of, sent
 from tests.slow import slow
@@ -28,9 +27,3 @@ def test_signs_against_numpy(shape: tuple[int, ...]) -> None:
 def test_the_mean_magnitude_of_any_size(scale: float) -> None:
     x = np.tile([scale, -scale / 2, scale, -scale / 2], 2000)
     np.testing.assert_allclose(sent(scaled_signs(), x), 0.75 * scale * np.sign(x), rtol=1e-5)
-
-
-def test_plain_signs_are_refused_under_feedback() -> None:
-    for codec in (error_feedback(signs()), error_feedback(momentum(scaled_signs()))):
-        with pytest.raises(ValueError, match="no bound is known"):
-            sent(codec, np.ones(3))

@@ -68,19 +68,6 @@ def test_a_window_is_cyclic() -> None:
         assert np.asarray(_support.window(words, key, 9, parts)).tolist() == [*order, 70, 70, 70]
 
 
-@pytest.mark.slow
-def test_info_tells_what_had_no_room() -> None:
-    x = touched(4, 8)
-    union = int((x != 0).any(axis=(0, 2)).sum())
-    tx = jaxcomm.all_reduce_mean(
-        nonzero_union(density=0.25, overflow="drop"), scope="leaf", diagnostics=True
-    )
-    _, told = mean_of(tx, x)
-    assert union > 10
-    assert told["union_density"] == pytest.approx(union / 40)
-    assert told["overflow"] == pytest.approx((union - 10) / union)
-
-
 def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
     (x,) = touched(1, 9)
     codec = nonzero(density=0.1, overflow="drop")
