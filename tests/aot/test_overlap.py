@@ -25,7 +25,6 @@ COMBINE = {"xla_gpu_all_reduce_combine_threshold_bytes": str(2**30)}
 METHODS = {
     "mean": jaxcomm.mean,
     "global_qsgd": jaxcomm.global_qsgd,
-    "power_sgd": lambda: jaxcomm.power_sgd(rank=4),
     "two_stage": lambda: jaxcomm.two_stage_mean(quantizers.dither(bits=4)),
 }
 
@@ -44,10 +43,10 @@ def report(mesh: Mesh, tx: Any, **options: str | bool) -> OverlapReport:
     return found
 
 
-def grouped(method: str, layers: int, **options: bool) -> Any:
+def grouped(method: str, layers: int) -> Any:
     names = [f"['w{number:02d}']" for number in reversed(range(LAYERS))]
     plan = [names[i : i + layers] for i in range(0, LAYERS, layers)]
-    return scheduling.wait_free(METHODS[method](), plan=plan, **options)
+    return scheduling.wait_free(METHODS[method](), plan=plan)
 
 
 @pytest.mark.parametrize("method", ["mean", "global_qsgd"])
