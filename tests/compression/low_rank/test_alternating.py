@@ -1,5 +1,6 @@
 """ACP-SGD: one factor per step, against NumPy, in one collective, and with codecs of factors."""
 
+import functools
 import re
 from typing import Any
 
@@ -32,6 +33,7 @@ FACTOR_CODECS: dict[str, Codec | None] = {
 }
 
 
+@functools.cache
 def method(name: str) -> Any:
     return jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=FACTOR_CODECS[name])
 
@@ -128,11 +130,8 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
         expected = [f"u32[{each}]" for each in words] + [f"f32[{EXACT}]", "f32[4]"] * 2
         most = max(words) + EXACT + 4
     given = {name: jnp.broadcast_to(leaf, (4, *leaf.shape)) for name, leaf in LEAVES.items()}
-    tx = method(name)
-    run, arguments = (
-        aggregator(tx, 4, "checked"),
-        (given, initial(tx, given, "checked"), np.ones(4)),
-    )
+    run = aggregator(method(name), 4, "checked")
+    arguments = given, initial(method(name), given, "checked"), jnp.ones(4)
     account = jaxcomm.wire.account(run, *arguments)
     assert {each.primitive for each in account.collectives} == {"all_reduce"}
     assert account.bytes_per_worker == 2 * 3 / 4 * 4 * most

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import Claims, Codec, Context
@@ -143,22 +143,14 @@ def test_neither_the_corrected_gradient_nor_the_mean_is_written() -> None:
     params = {f"w{i}": jnp.zeros((side, side)) for i in range(leaves)}
     mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
     tx = optax.chain(jaxcomm.power_sgd(rank=1), optax.sgd(0.1))
-    state = jaxcomm.init(tx, params, mesh)
-    whole, specs = PartitionSpec(), jaxcomm.state_specs(state)
 
-    def train(params: Any, state: Any, x: jax.Array) -> Any:
-        given = jax.tree.map(lambda w: jnp.sin(x[0]) * (1 + w), jaxcomm.local_params(params))
-        updates, state = tx.update(given, state, params)
-        return optax.apply_updates(params, updates), state
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        """The gradient is sin(x) (1 + w)."""
+        return sum(jnp.vdot(jnp.sin(x[0]), w + w**2 / 2) for w in params.values())
 
-    sharded = jax.shard_map(
-        train,
-        mesh=mesh,
-        in_specs=(whole, specs, PartitionSpec("data")),
-        out_specs=(whole, specs),
-    )
-    step = jax.jit(sharded, donate_argnums=(0, 1))
-    compiled = step.lower(params, state, jnp.ones((1, side, side))).compile()
+    step = jax.jit(jaxcomm.make_step(loss, tx, mesh), donate_argnums=(0, 1))
+    given = params, jaxcomm.init(tx, params, mesh), jnp.ones((1, side, side))
+    compiled = step.lower(*given).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * leaves * 4 * side**2
 
 

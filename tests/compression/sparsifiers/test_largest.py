@@ -73,7 +73,6 @@ PLACES = np.arange(WIDE)
 OFTEN_MISSED = {
     "normal": DRAWN,
     "constant": np.ones(WIDE, np.float32),
-    "unwanted alone": np.full(WIDE, -1, np.float32),
     "99 % zeros": np.where(PLACES % 100 == 7, DRAWN, 0),
     "half unwanted": np.where(PLACES % 2, DRAWN, np.float32(-1)),
     "descending": np.sort(DRAWN)[::-1].copy(),
@@ -82,7 +81,6 @@ OFTEN_MISSED = {
     "ties of bfloat16": np.asarray(jnp.asarray(DRAWN, jnp.bfloat16), np.float32),
     "clustered": np.where(PLACES // 2048 == 40, DRAWN + 9, DRAWN),
     "ties above and below": np.where(PLACES % 257 == 3, np.float32(5), np.minimum(DRAWN, 2)),
-    "subnormal": (DRAWN * np.float32(1e-39)),
     "huge": np.where(PLACES % 50, DRAWN * np.float32(1e37), np.float32(np.inf)),
 }
 

@@ -24,11 +24,9 @@ SEEDS = jax.random.bits(jax.random.key(0), (DRAWS, 2), jnp.uint32)
 _I = np.arange(SIZE)
 SUPPORTS = {
     "one per tile, alike": _I % 1024 == 77,
-    "one lane of each tile": _I % 128 == 5,
     "one sublane of each tile": _I // 128 % 8 == 3,
     "periodic in tiles": (_I // 1024 % 2 == 0) & (_I % 16 == 0),
     "consecutive": (_I >= 7000) & (_I < 9500),  # In two rounds of tiles.
-    "every tenth": _I % 10 == 0,
 }
 
 

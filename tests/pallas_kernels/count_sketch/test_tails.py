@@ -27,16 +27,11 @@ def energies(units: int, slots: int) -> dict[str, np.ndarray]:
     layer = units // 16
     return {
         "one layer": (i >= 4 * layer) & (i < 5 * layer),
-        "one layer, unaligned": (i >= 4 * layer + 37) & (i < 5 * layer + 37),
         "two layers": (i // (layer // 2) == 3) | (i // (layer // 2) == 20),
         "stride of the slots": i % slots == 5,
-        "stride of the slots, plus one": i % (slots + 1) == 5,
         "stride of the tiles per slot": i % per_slot == 3,
-        "every fourth": i % 4 == 1,
         "power law by position": 1 / (1 + i),
-        "power law, two layers": 1 / (1 + i % (units // 2)),
         "embedding rows": np.isin(i // 2, (np.arange(1, 17) ** 2 * 7) % (units // 2)),
-        "first of each layer": i % layer < 4,
         "both ends": (i < layer // 2) | (i >= units - layer // 2),
     }
 
