@@ -39,6 +39,7 @@ def assert_equal_to_reference(kernel: Any, case: Case, x: jax.Array, scale: floa
         assert (found.shape, found.dtype) == (given.shape, given.dtype)
         found, other, given = (np.asarray(each, np.float64) for each in (found, other, given))
         bound = 2.0**-22 * (np.abs(given) + scale) + narrowed * np.abs(found)
+        bound = np.where(np.isfinite(bound), bound, 0)
         assert np.isclose(found, other, rtol=0, atol=bound, equal_nan=True).all()
 
 
@@ -86,7 +87,9 @@ SCALES = [0.0, 2.0**-130, 2.0**-126, 2.0**-61, 3e38, np.inf]
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("case", "scale"), [*((case, 0.5) for case in CASES), *((Case(127, 8), s) for s in SCALES)]
+    ("case", "scale"),
+    [*((case, 0.5) for case in CASES), *((Case(127, 8), scale) for scale in SCALES)],
+    ids=str,
 )
 def test_every_width_and_scale(kernel: str, case: Case, scale: float) -> None:
     x = jnp.asarray(oracle.numbers((421,), scale if 0 < scale < np.inf else 1.0))
