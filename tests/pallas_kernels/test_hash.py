@@ -22,12 +22,6 @@ def test_bits_are_the_formula() -> None:
         assert drawn(positions, *seeds).tolist() == expected
 
 
-def test_upper_bits_need_no_last_step() -> None:
-    h = jnp.asarray(np.random.default_rng(1).integers(0, 2**32, 2**12, np.uint32))
-    np.testing.assert_array_equal(_hash.mix_upper(h) >> 16, _hash.mix(h) >> 16)
-    assert (_hash.mix_upper(h) != _hash.mix(h)).any()
-
-
 @pytest.mark.parametrize("stride", [1, slow(2), 128, slow(1024), slow(65536)])
 def test_structured_positions_give_uniform_bits(stride: int) -> None:
     positions = (np.arange(2**16, dtype=np.uint64) * stride).astype(np.uint32)

@@ -66,13 +66,6 @@ def test_a_bfloat16_residual_loses_its_rounding_only() -> None:
         error_feedback(top_k(k=1), residual_dtype="int8")
 
 
-def test_decay_forgets_geometrically() -> None:
-    # One coordinate is never sent: what is kept of it is 1 + 1/2 + 1/4 + ...
-    sent, kept, _ = run(error_feedback(top_k(k=1), decay=0.5), np.tile([8.0, 1.0], (10, 1)))
-    np.testing.assert_array_equal(sent[:, 1], 0)
-    np.testing.assert_array_equal(kept[:, 1], 2 - 0.5 ** np.arange(10))
-
-
 COARSE = dither(levels=1, norm="l2")
 """One level of the l2 norm for 400 coordinates: an error of 20 times the square."""
 
