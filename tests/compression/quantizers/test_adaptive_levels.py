@@ -54,6 +54,16 @@ def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
 
 
 @pytest.mark.slow
+def test_a_weight_is_as_good_as_a_repetition() -> None:
+    sample = jnp.asarray(np.random.default_rng(6).uniform(size=40) ** 2, jnp.float32)
+    weights = jnp.asarray(np.arange(40) % 3 + 1, jnp.float32)
+    repeated = jnp.repeat(sample, np.arange(40) % 3 + 1)
+    np.testing.assert_allclose(
+        fit_levels(sample, weights, 4), fit_levels(repeated, jnp.ones(repeated.size), 4), rtol=1e-4
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [3, slow(1), slow(6)])
 def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     x = np.random.default_rng(levels).standard_t(3, size=60).astype(np.float32).astype(np.float64)

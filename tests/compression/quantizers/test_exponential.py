@@ -52,9 +52,3 @@ def test_the_second_moment_grows_by_nine_eighths_a_hop(workers: int) -> None:
     assert growth["two_stage"] <= (1 + 1 / (8 * workers)) * 9 / 8 * 1.01
     # One rounding after the sum, where the tree has log2(n).
     assert growth["two_stage"] <= growth["tree"] * 1.02
-
-
-@pytest.mark.parametrize("options", [{"levels": 4}, {"norm": "l2"}, {"reduce": "sum"}])
-def test_options_that_do_not_go_with_exponents(options: dict) -> None:
-    with pytest.raises(ValueError, match=r"dithering|combine"):
-        jaxcomm.global_qsgd(dithering="exponential", **options)

@@ -58,7 +58,6 @@ def test_a_misleading_sample_is_not_believed(scale: float) -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({}, "ratio"),
         ({"ratio": 0.1, "k": 3}, "ratio"),
         ({"k": 2, "block_size": 4, "sample_ratio": 0.1}, "sample_ratio"),
         ({"k": 2, "value_dtype": "float16"}, "value_dtype"),
