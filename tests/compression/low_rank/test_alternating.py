@@ -108,13 +108,14 @@ def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: floa
 
 LEAVES = {
     "kernel": jnp.ones((ROWS, COLUMNS)),
+    "same": jnp.ones((ROWS, COLUMNS)),
     "wide": jnp.ones((5, 40), jnp.bfloat16),
     "bias": jnp.ones(5),
     "scale": jnp.ones(()),
 }
 EXACT = 6  # Numbers of the leaves that are sent exactly.
 # Of the steps of the right and of the left side: the lengths of the factors, of three columns.
-FACTORS = [[3 * x for x in (ROWS, 5)], [3 * x for x in (COLUMNS, 40)]]
+FACTORS = [[3 * x for x in (ROWS, ROWS, 5)], [3 * x for x in (COLUMNS, COLUMNS, 40)]]
 
 
 @pytest.mark.slow
