@@ -54,6 +54,7 @@ def test_few_levels_warn_with_levels_workers_and_variance() -> None:
     with pytest.warns(UserWarning, match=message):
         draws(jaxcomm.global_qsgd(bits=8), given, 1)
     assert math.isclose(variance_constant(100, 1, 64), 1.25)
+    draws(jaxcomm.global_qsgd(levels=1), given, 1)  # Asked for, so no warning.
     with pytest.raises(ValueError, match=r"`bits` must be in \[2, 16\], or 32, got 17"):
         jaxcomm.global_qsgd(bits=17)
 
