@@ -8,10 +8,10 @@ import pytest
 
 from experiments.report.charts import charts
 from experiments.report.finished import finished
-from experiments.study.figure import Lines, Points
+from experiments.study.figure import Lines
 from experiments.study.forest import Forest, Panel
 from experiments.study.panels import Axis
-from tests.experiments.report.figures import compiled, found, layers, results, runs
+from tests.experiments.report.figures import compiled, layers, results, runs
 
 VALUES = {
     "inside": (0.25, 0.125, 0.5, "agreed"),
@@ -51,19 +51,6 @@ def test_estimates_are_cut_at_the_limit_and_say_so(capfd: pytest.CaptureFixture[
     assert compiled(chart)["marks"] and capfd.readouterr().err == ""
 
 
-def test_every_name_has_a_row_beside_those_of_its_group() -> None:
-    (chart,) = charts(FOREST, MADE)
-    domains = [each["scale"]["domain"] for each in found(chart.spec, "y") if "scale" in each]
-    assert domains[0] == ["inside", "absent", "right", "left", "lost", "single"]
-    scales = [each for each in found(chart.spec, "scale") if "domain" in each]
-    (colors,) = {tuple(each["range"]) for each in scales if each["domain"] == [*FOREST.colors]}
-    assert colors == ("#2ca02c", "#d62728", "#000000")
-    assert chart.spec["facet"]["column"]["sort"] == ["first\nof two", "second"]
-    notes = [(row["panel"], row["note"]) for row in chart.rows if "note" in row]
-    assert notes == [("second", f"{name}, iid") for name in VALUES]
-    assert charts(FOREST, results())[0].rows == []
-
-
 STEP, LOSS = Axis("step", "steps", log=False), Axis("loss", "loss", log=False)
 
 
@@ -101,29 +88,3 @@ def test_rules_bands_and_texts_are_read_from_a_finished_panel(
     # The rule is above all data.
     assert {row["extent"] for row in chart.rows if "extent" in row} == {1.0, 2.5}
     assert compiled(chart)["marks"] and capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("limit", "kept"),
-    [
-        ({"bottom": 0, "top": 1}, {"domainMin": 0, "domainMax": 1}),
-        ({"top": 2}, {"domainMax": 2}),
-        ({}, {}),
-    ],
-)
-def test_a_limit_of_the_axis_is_kept(limit: dict[str, float], kept: dict[str, float]) -> None:
-    """Beside a rule, too, but not where panels have other limits."""
-
-    def finish(axes: Any, results: Any, keys: Any) -> None:
-        axes.axhline(3.0)
-        axes.set_ylim(**limit)
-
-    made = results(runs([[3.0, 1.0]]), runs([[3.0, 1.0]], split="skewed"))
-    points = Points(file="f.png", caption="Loss", by="method", x=Axis("bytes", "bytes"),
-                    y=Axis("loss", "loss", log=False), finish=finish)  # fmt: skip
-    for figure in (lines(finish), points):
-        scale = layers(charts(figure, made)[0])[0]["encoding"]["y"]["scale"]
-        assert {name: end for name, end in scale.items() if name.startswith("domain")} == kept
-    tops = {"iid": 2, "skewed": 5}
-    (chart,) = charts(lines(lambda axes, _, keys: axes.set_ylim(top=tops[keys["split"]])), made)
-    assert not [*found(layers(chart), "domainMax")]

@@ -106,34 +106,3 @@ def test_the_legend_has_the_names_colors_and_dashes_of_the_png(
     assert {"stroke", "strokeDash"} <= legend.keys()
     assert (legend["title"], legend["symbolType"]) == ("method", "stroke")
     assert capfd.readouterr().err == ""
-
-
-def test_panels_have_the_rows_and_the_columns_of_the_png() -> None:
-    """Also where a combination is lacking, and where rows are in another order."""
-    made = results(
-        runs([[3.0, 2.0]], split="iid", graph="ring"),
-        runs([[9.0, 5.0]], split="skewed", graph="torus"),
-        runs([[8.0, 1.0]], split="skewed", graph="ring"),
-    )
-    figure = Lines(**COMMON, y=LOSS, across=("graph",), down=("split",), banded=lambda name: False)
-    (chart,) = charts(figure, made)
-    _, _, keys = figure.grid([row for row in made.rows if row["kind"] == "point"], 1)
-    facet = chart.spec["facet"]
-    assert chart.spec["resolve"]["scale"] == {"x": "independent", "y": "independent"}
-    assert facet["row"]["sort"] == [line[0]["split"] for line in keys]
-    assert facet["column"]["sort"] == [each["graph"] for each in keys[0]]
-    assert all(row["panel"] == f"{row['down']}, {row['across']}" for row in chart.rows)
-    extents: dict[str, set[float]] = {}  # A row has one y axis.
-    for row in chart.rows:
-        if "extent" in row:
-            extents.setdefault(row["panel"], set()).add(row["extent"])
-    assert extents == {"iid, ring": {2, 3}, "skewed, torus": {1, 9}, "skewed, ring": {1, 9}}
-
-
-def test_every_horizontal_axis_has_a_chart() -> None:
-    figure = Lines(**{**COMMON, "x": (STEP, Axis("seed", "seeds", 2.0, log=False))}, y=LOSS)
-    both = charts(figure, results(runs([[3.0], [1.0]])))
-    assert [chart.caption for chart in both] == ["Loss: steps", "Loss: seeds"]
-    assert [row["x"] for row in averages(both[1])] == [1.0]  # Twice the mean of 0 and 1.
-    assert [chart.description for chart in both] == [
-        "loss against steps, by method: mean", "loss against seeds, by method: mean"]  # fmt: skip
