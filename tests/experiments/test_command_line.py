@@ -7,7 +7,6 @@ import errno
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -163,19 +162,6 @@ def test_train_warns_once_of_divergence_and_votes_have_no_error(
         line.split(" | ") for line in readme.read_text().splitlines() if line.startswith("|")
     )
     assert cells[heading.index("compression error")] == "-"
-
-
-@pytest.mark.slow
-def test_train_ends_in_one_line_at_a_step_that_is_not_finite(run_here: Run, tmp_path: Path) -> None:
-    options = ["--learning-rate", "1e38", "--steps", "6", "--records", str(tmp_path)]
-    code, _, stderr = run_here("train", "--method", "mean", *SMALL, *options, "--record", "x")
-    assert code == 2 and stderr.count("\n") == 1
-    assert re.match(
-        r"experiments: error: the (loss|update) of step \d is not finite: workers 0, 1 of 2: ",
-        stderr,
-    )
-    (folder,) = tmp_path.glob("*_x")
-    assert not read_config(folder)["finished"]
 
 
 @pytest.mark.parametrize(

@@ -77,24 +77,3 @@ def test_a_record_that_ends_early_is_drawn_or_refused(drawn: Drawn, record: str)
     ends = [len(lines) * part // 4 for part in range(5)]
     said = [drawn(joined(lines[:end]), record) for end in ends]
     assert "has no" in said[0] and said[-1] == ""
-
-
-@pytest.mark.parametrize(
-    ("record", "column", "value", "message"),
-    [
-        ("survey", "bytes_sent", "many", "`bytes_sent` must be a number of at least 0, got 'many'"),
-        ("survey", "train_loss", -1, "`train_loss` must be a number of at least 0, or null"),
-        ("survey", "method", "$x^$", "`method` must be a short name of letters and digits, got"),
-        ("digits", "bytes_sent", "many", "cannot be drawn"),
-        ("digits", "train_loss", None, ""),  # All diverged.
-        ("digits", "bytes_sent", 0, ""),  # One worker sends nothing.
-    ],
-)
-def test_a_column_of_invalid_values(
-    drawn: Drawn, record: str, column: str, value: Any, message: str
-) -> None:
-    """Of records before and after the common schema."""
-    rows = [json.loads(line) for line in lines_of(record)]
-    rows = [{**row, column: value} for row in rows if row["kind"] in ("step", "point")]
-    said = drawn(joined([json.dumps(row) for row in rows]), record)
-    assert (message in said) if message else said == "", said

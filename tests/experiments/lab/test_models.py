@@ -143,12 +143,6 @@ def test_both_frameworks_have_the_same_adam(torch_models: Any) -> None:
         np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_text_that_is_too_short_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(b"short" * 1000)
-    with pytest.raises(ExperimentError, match="is too short: about 98304 bytes are needed"):
-        inputs.load("transformer", tmp_path / "text")
-
-
 def test_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1+cpu")
     with pytest.raises(ExperimentError, match=r"PyTorch 2.13.0, found 2.9.1\+cpu: pip install"):

@@ -123,37 +123,3 @@ def test_a_curve_has_an_entry_per_evaluation(group: tuple[Path, list[Any]]) -> N
             assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
         diverged = written["diverged"]
         assert not math.isfinite(diverged["evaluated"][-1]) and diverged["steps"][-1] < 50
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A group of this process only."""
-    for name, value in zip(
-        torch_worker.ENVIRONMENT, ("0", "1", "127.0.0.1", str(_free_port())), strict=True
-    ):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    worker = torch_worker.TorchWorker("mlp", seed=0)
-    yield worker
-    worker.close()
-
-
-def test_wrong_names_are_one_line(alone: Any) -> None:
-    with pytest.raises(ExperimentError, match=r"method must be one of ddp_none, ddp, .*'dpp'"):
-        alone.prepare("dpp", 0.1)
-    with pytest.raises(ValueError, match="'ddp' must be prepared before"):
-        alone.measure("ddp", 1, 1)
-
-
-def test_a_port_in_use_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as listener:
-        listener.bind(("0.0.0.0", 0))
-        listener.listen()
-        port = str(listener.getsockname()[1])
-        for name, value in zip(
-            torch_worker.ENVIRONMENT, ("0", "2", "127.0.0.1", port), strict=True
-        ):
-            monkeypatch.setenv(name, value)
-        with pytest.raises(ExperimentError, match=f"cannot connect at 127.0.0.1:{port}") as caught:
-            torch_worker.TorchWorker("mlp", seed=0)
-    assert "\n" not in str(caught.value)

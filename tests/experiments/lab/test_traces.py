@@ -9,7 +9,6 @@ import pytest
 
 from experiments.lab import traces
 from experiments.lab.traces import Span
-from experiments.study import profile
 
 
 def event(name: str, begin: float, length: float, thread: int = 0) -> dict[str, Any]:
@@ -43,12 +42,3 @@ def test_operations_are_summed_over_threads(tmp_path: Path) -> None:
     assert kept.read_bytes() == packed
     with pytest.raises(FileNotFoundError, match="no trace"):
         traces.keep(tmp_path / "empty", kept)
-
-
-def test_the_table_has_the_longest_operations_and_all_of_the_time() -> None:
-    text = profile.table({"mean": {"b": 3.0, "a": 6.0, "c": 1.0}}, 1)
-    assert text.splitlines()[2:] == [
-        "| mean | a | 6.0 | 60% |",
-        "| mean | all others | 4.0 | 40% |",
-        "| mean | total | 10.0 | 100% |",
-    ]

@@ -10,14 +10,6 @@ from experiments.training.outer import Trainer, settings
 LATE = {"eager", "delayed"}  # With momentum, they overshoot at the full outer rate.
 
 
-def test_the_settings_have_baselines_first() -> None:
-    found = settings(Outer())
-    assert len(found) == 3 * (3 + 8 * 3)
-    for number, setting in enumerate(found):
-        own = {**setting, "method": "synchronous", "period": 1}
-        assert found.index(own) <= number
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_counts_its_bytes(method: str) -> None:

@@ -1,81 +1,21 @@
 """Windows on the wall clock: the comparison, its record, and its processes."""
 
 import itertools
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import experiments
-from experiments.__main__ import main
-from experiments.cli.errors import ExperimentError
-from experiments.cli.launch import check
-from experiments.studies.pace import STUDY, TOLERANCE, Pace, compare
+from experiments.studies.pace import STUDY, TOLERANCE, compare
 from experiments.study.command import read_results
 from experiments.study.store import read
-from experiments.tasks.task import Task
-from experiments.training import pace
-from experiments.training.pace import NON_BLOCKING, SYNCHRONOUS, inputs, simulate_run
-from experiments.training.real_time import Timings, worker_batches
+from experiments.training.pace import NON_BLOCKING, SYNCHRONOUS
 from tests.records import committed
 
 RECORDS = committed("*_pace*")
-
-
-def test_runs_depend_on_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace.jax, "process_count", lambda: 2)
-    config = Pace(minibatches=4, deadline_slack=1.5)
-    wall = {"kind": "run", "clock": "wall"}
-    rows = [
-        {**wall, "seed": 0, "minibatch_seconds": [0.1, 0.3], "exchange_seconds": 0.2},
-        {**wall, "seed": 1, "minibatch_seconds": [0.2, 0.4], "exchange_seconds": 0.2},
-        {**wall, "seed": 1, "minibatch_seconds": [0.4, 0.6], "exchange_seconds": 0.4},
-        {"kind": "run", "clock": "simulated", "seed": 1, "minibatch_seconds": [9.0, 9.0]},
-    ]
-    waiting, moving = ({"clock": "wall", "strategy": name} for name in (SYNCHRONOUS, NON_BLOCKING))
-    assert inputs(config, [], waiting, 0) == inputs(config, rows, waiting, 1) == {}
-    assert inputs(config, rows, moving, 1) == {"deadline": pytest.approx(0.6)}
-    found = inputs(config, rows, {**moving, "clock": "simulated"}, 1)
-    assert found.pop("minibatch_seconds") == pytest.approx([0.3, 0.5])
-    assert found == {"deadline": pytest.approx(0.6), "exchange_seconds": pytest.approx(0.3)}
-    monkeypatch.setattr(pace.jax, "process_count", lambda: 3)
-    with pytest.raises(ExperimentError, match=r"of 2 processes, got 3\. Use --processes 2 of"):
-        inputs(config, rows, waiting, 2)
-
-
-def test_workers_iterate_over_their_own_shards() -> None:
-    task = Task("digits")
-    each = len(task.dataset.train_inputs) // 4
-    seen = [
-        np.concatenate([x for x, _ in itertools.islice(worker_batches(task, w, 4, each, 0), 2)])
-        for w in range(4)
-    ]
-    for images in seen:
-        first, second = np.split(images.reshape(2 * each, -1), 2)
-        assert not np.array_equal(first, second)
-    assert len(np.unique(np.concatenate(seen).reshape(8 * each, -1), axis=0)) > 3 * each
-
-
-@pytest.mark.slow
-def test_the_simulated_clock() -> None:
-    task, config = Task("digits"), Pace(log_every=1)
-    speeds = Timings(np.array([0.02, 0.06]), 0.01)
-    fast = simulate_run(task, config, 0.085, speeds, 0, 2)
-    np.testing.assert_allclose(fast.seconds, [0.095, 0.19], rtol=1e-5)
-    assert fast.minibatches == 10
-    waiting = simulate_run(task, config, math.inf, speeds, 0, 2)
-    np.testing.assert_allclose(waiting.seconds, [0.25, 0.5], rtol=1e-5)
-    assert waiting.minibatches == 16
-
-
-def test_pace_requires_launch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(["pace", "--repeats", "1"]) == ["pace", "--repeats", "1", "--distributed"]
-    assert main(["pace", "--record", "none"]) == 2
-    assert "launch --processes 4 -- pace" in capsys.readouterr().err
 
 
 def launch(*arguments: str) -> None:

@@ -1,13 +1,10 @@
 """Tables as specifications: groups, references, missing values and the three renderings."""
 
-import csv
 import io
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from experiments.study.columns import SEEDS, Column, Table, key
@@ -21,7 +18,7 @@ from experiments.study.groups import (
     spread,
     times_above,
 )
-from experiments.study.tidy import LARGEST, make_row, migrate
+from experiments.study.tidy import make_row
 
 NAN = math.nan
 
@@ -108,29 +105,3 @@ def test_comparisons_of_ties_zeros_and_diverged_runs() -> None:
     _, same = (line.group for line in TABLE.lines(equal))
     assert math.isnan(deviations("loss")(same))
     assert math.isnan(over(lambda group: 0, method="mean")(same))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-LARGEST, LARGEST) | st.just(NAN), min_size=1, max_size=5))
-def test_the_csv_has_twelve_digits(losses: list[float]) -> None:
-    rows = [run(f"g{seed}", "mean", 0, loss) for seed, loss in enumerate(losses)]
-    read = csv.DictReader(io.StringIO(TABLE.to_csv(TABLE.lines(rows))))
-    found = [float(line["loss"]) for line in read]
-    assert found == pytest.approx(losses, rel=1e-11, abs=0, nan_ok=True)
-
-
-def test_old_rows_get_the_schema_and_others_stay() -> None:
-    rows = [
-        {"kind": "straggler_tuning", "strategy": "dpsgd"},
-        {"kind": "estimate", "step": 20},
-        {"kind": "density", "leaf": "bias"},
-        {"kind": "bench", "schema": 1},
-        make_row("run", {"seed": 0}, {}),
-    ]
-    assert migrate(rows) == [
-        {"schema": 1, "kind": "trial", "strategy": "dpsgd", "seed": 1000},
-        {"schema": 1, "kind": "run", "step": 20, "seed": 20},
-        {"schema": 1, "kind": "fact", "leaf": "bias", "about": "density"},
-        *rows[3:],
-    ]
-    assert rows[0]["kind"] == "straggler_tuning"
