@@ -20,7 +20,7 @@ from jaxcomm.synchronization import (
     streaming_diloco,
 )
 from tests.slow import slow
-from tests.synchronization.towards import account, distance, prepared, run
+from tests.synchronization.towards import account, prepared, run
 from tests.workers import mesh_of
 
 N, SIZE = 4, 6
@@ -40,13 +40,6 @@ def by_hand(rate: float, outer: Any, momentum: float = 0.0) -> np.ndarray:
             x = np.tile(anchor, (N, 1))
         found.append(x)
     return np.stack(found)
-
-
-def test_five_steps_by_hand() -> None:
-    # Targets 1 and 3, rate 1/2, an exchange in every second step.
-    found, _ = run(optax.chain(optax.sgd(0.5), local_sgd(2)), np.float32([[1], [3]]), 5)
-    expected = [(0.5, 1.5), (1.5, 1.5), (1.25, 2.25), (1.875, 1.875), (1.4375, 2.4375)]
-    np.testing.assert_array_equal(found[..., 0], expected)
 
 
 def test_momentum_that_is_averaged_now_and_then_by_hand() -> None:
@@ -136,13 +129,6 @@ def followed(method: Any) -> Any:
 def test_mistakes(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_parameters_have_to_differ_by_worker() -> None:
-    tx = optax.chain(SGD, local_sgd(2))
-    state = jaxcomm.init(tx, jnp.zeros(SIZE), N)
-    with pytest.raises(ValueError, match=r"jaxcomm.replicate\(params, mesh\)"):
-        jaxcomm.simulate(distance, tx, N)(jnp.zeros(SIZE), state, TARGETS)
 
 
 OUTER = optax.sgd(0.7, momentum=0.9)
