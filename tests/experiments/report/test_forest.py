@@ -1,7 +1,6 @@
-"""The chart of estimates around 0, what `finish` adds to panels, and unknown kinds of figures."""
+"""The chart of estimates around 0, and what `finish` adds to panels."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,14 +20,11 @@ VALUES = {
     "single": (0.5, math.nan, math.nan, "agreed"),
     "absent": None,
 }
-MADE = results(*(runs([[1.0]], method=name) for name in VALUES),
-               runs([[1.0]], method="inside", split="skewed"))  # fmt: skip
+MADE = results(*(runs([[1.0]], method=name) for name in VALUES))
 FOREST = Forest(
     file="f.png", caption="Exponents", by="method", within="split",
-    group=lambda line: "even" if line["method"] in ("inside", "absent") else "odd",
-    panels=[Panel("first\nof two", "slower →", lambda line: VALUES[line["method"]]),
-            Panel("second", "slower →", lambda line: None,
-                  lambda line: f"{line['method']}, {line['split']}")],
+    group=lambda line: "all",
+    panels=[Panel("first", "slower →", lambda line: VALUES[line["method"]])],
     colors={"agreed": "tab:green", "refuted": "tab:red", "diverged": "black"},
     margin=0.2, limit=1.0,
 )  # fmt: skip
@@ -51,39 +47,27 @@ def test_estimates_are_cut_at_the_limit_and_say_so(capfd: pytest.CaptureFixture[
     assert compiled(chart)["marks"] and capfd.readouterr().err == ""
 
 
-STEP, LOSS = Axis("step", "steps", log=False), Axis("loss", "loss", log=False)
-
-
-def lines(finish: Callable[..., None], **options: Any) -> Lines:
-    return Lines(file="f.png", caption="Loss", by="method", x=(STEP,), y=LOSS, finish=finish,
-                 across=("split",), **options)  # fmt: skip
-
-
 def test_rules_bands_and_texts_are_read_from_a_finished_panel(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def finish(axes: Any, results: Any, keys: Any) -> None:
-        axes.axhline(2.5)
-        axes.axhline(2.5)  # As of another line with the same target; it is drawn once.
-        axes.axhline(math.nan)  # As of a target that no reference has.
+        for rule in (2.5, 2.5, math.nan):  # Drawn once; a target that no reference has is not.
+            axes.axhline(rule)
         axes.axvline(1.5)
         axes.axhspan(1, 7)
         axes.text(0.25, 0.75, keys["split"], transform=axes.transAxes, color="red")
-        axes.text(3, 0.02, "exact", transform=axes.get_xaxis_transform(), rotation=90)
 
-    figure = lines(finish)
+    figure = Lines(file="f.png", caption="Loss", by="method", x=(Axis("step", "steps", log=False),),
+                   y=Axis("loss", "loss", log=False), finish=finish, across=("split",))  # fmt: skip
     rows, legend, ends = finished(figure, results(), {"split": "iid"})
-    assert all(row.items() >= {"panel": "iid", "across": "iid", "down": ""}.items() for row in rows)
     assert [row["rule"] for row in rows if "rule" in row] == [2.5]
     assert [row["vertical"] for row in rows if "vertical" in row] == [1.5]
     assert [(row["from"], row["to"]) for row in rows if "from" in row] == [(1, 7)]
-    inside, above = [row for row in rows if "text" in row]
-    assert [inside[name] for name in ("text", "right", "up", "color")] == [
-        "iid", 0.25, 0.75, "#ff0000"]  # fmt: skip
-    assert [above[name] for name in ("text", "at", "angle", "right")] == ["exact", 3, -90, None]
+    (inside,) = [row for row in rows if "text" in row]
+    assert [inside[name] for name in ("panel", "text", "right", "up", "color")] == [
+        "iid", "iid", 0.25, 0.75, "#ff0000"]  # fmt: skip
     assert (legend, ends) == ({}, (None, None))
-    made = results(runs([[2.0, 1.0]]), runs([[2.0, 1.0]], split="skewed"))
-    (chart,) = charts(figure, made)
+    (chart,) = charts(figure, results(*(runs([[2.0, 1.0]], split=s) for s in ("iid", "skewed"))))
     assert [row["text"] for row in chart.rows if row.get("right")] == ["iid", "skewed"]
     # The rule is above all data.
     assert {row["extent"] for row in chart.rows if "extent" in row} == {1.0, 2.5}
