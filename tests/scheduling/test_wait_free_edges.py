@@ -156,30 +156,17 @@ def test_no_coordinates(tx: Any) -> None:
         assert step(p, jaxcomm.init(tx, p, 2), jnp.ones(2))[2]["loss"] == 1
 
 
-def options(**given: Any) -> Any:
-    return lambda: wait_free(MEAN, **given)
-
-
-LISTS = "`plan` must list each leaf"
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: optax.chain(optax.clip_by_global_norm(1.0), wait_free()), "Place `wait_free` fi"),
-        (lambda: optax.chain(optax.adam(1e-3), wait_free()), "Place `wait_free` first"),
         (lambda: optax.chain(wait_free(), wait_free()), "several `wait_free`|Place `wait|summed"),
         (lambda: wait_free(jaxcomm.global_qsgd(scope="tree")), "`scope`='tree'"),
         (lambda: wait_free(jaxcomm.deep_gradient_compression(max_norm=1.0)), "`max_norm`"),
-        (lambda: wait_free(optax.sgd(0.1)), "takes aggregators"),
         (lambda: wait_free(jaxcomm.skip_nonfinite(MEAN)), "takes aggregators"),
-        (options(plan=[["['last']"]]), LISTS),
-        (options(plan=[["['last']", "['last']"], ["['first']"]]), LISTS),
-        (options(plan=["['last']"]), LISTS),
-        (options(bucket_bytes="32MB"), "`bucket_bytes` must be"),
         (
-            lambda: optax.masked(wait_free(), {**models.STACKED, "first": True}),
-            "needs all parameters",
+            lambda: wait_free(MEAN, plan=[["['last']", "['last']"], ["['first']"]]),
+            "`plan` must list each leaf",
         ),
         (
             lambda: optax.multi_transform(
@@ -193,10 +180,6 @@ LISTS = "`plan` must list each leaf"
 def test_mistakes(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(4, make(), steps=1)
-
-
-def _halves(x: Any) -> Any:
-    return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 ALL_LAYERS = "must not compute with stacked layers"
@@ -216,11 +199,9 @@ ALL_LAYERS = "must not compute with stacked layers"
         # Else a norm would include the state, and a cast would round keys.
         (lambda p, x: loss(p, x) + _squares(p), ALL_LAYERS),
         (lambda p, x: loss(p, x) + sum(jnp.vdot(y, y) for y in jax.tree.leaves(p)), ALL_LAYERS),
-        (lambda p, x: loss(p, x) + optax.tree.norm(p["layers"]), ALL_LAYERS),
         (lambda p, x: loss(jax.tree.map(lambda y: y.astype(jnp.bfloat16), p), x), ALL_LAYERS),
-        (lambda p, x: loss(jax.tree.map(_halves, p), x), ALL_LAYERS),
     ],
-    ids=["no mark", "mark on all", "penalty", "vdot", "norm", "cast", "cast of floats"],
+    ids=["no mark", "mark on all", "penalty", "vdot", "cast"],
 )
 def test_mistakes_of_losses(loss_fn: Any, message: str) -> None:
     with pytest.raises((AssertionError, TypeError, ValueError), match=message):

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from experiments.report.charts import charts
-from experiments.study import panels
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Points
 from experiments.study.groups import Estimate, Spread
 from experiments.study.panels import Axis
-from tests.experiments.report.figures import compiled, found, layers, results, runs
+from tests.experiments.report.figures import compiled, layers, results, runs
 
 LOSS = Axis("value", "loss")
 COMMON: dict[str, Any] = {"file": "f.png", "caption": "Loss", "by": "method", "y": LOSS,
@@ -68,20 +67,3 @@ def test_a_line_without_a_place_has_no_point(capfd: pytest.CaptureFixture[str]) 
         (chart,) = charts(Points(**COMMON), made({**values, **kept}))
         assert [*drawn(chart)] == [*kept]
         assert compiled(chart)["marks"] and capfd.readouterr().err == ""
-
-
-def test_the_legend_has_the_colors_of_the_marks() -> None:
-    """Also those of lines that have no point, as in the PNG."""
-    results = made({"mean": (1.0, 2.0), "top": (2.0, 3.0), "lost": (2.0, math.nan)})
-    colors = {"mean": "red", "top": "#00ff00", "lost": "blue"}
-
-    def mark(line: Any) -> dict[str, Any]:
-        return {"marker": "X", "color": colors[line["method"]]}
-
-    finish = panels.color_legend("method", mark)
-    (chart,) = charts(Points(**COMMON, mark=mark, finish=finish), results)
-    (scale,) = [each for each in found(chart.spec, "scale") if each and "domain" in each]
-    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
-        "mean": "#ff0000", "top": "#00ff00", "lost": "#0000ff"}  # fmt: skip
-    assert {name: row["color"] for name, row in drawn(chart).items()} == {
-        "mean": "#ff0000", "top": "#00ff00"}  # fmt: skip

@@ -104,4 +104,8 @@ def test_comparisons_of_ties_zeros_and_diverged_runs() -> None:
     equal = [run("ring", name, seed, 1.0) for name in ("mean", "top") for seed in (0, 1)]
     _, same = (line.group for line in TABLE.lines(equal))
     assert math.isnan(deviations("loss")(same))
+    apart = [run("ring", name, seed, seed + (name == "top"))
+             for name in ("mean", "top") for seed in (0.0, 1.0)]  # fmt: skip
+    _, above = (line.group for line in TABLE.lines(apart))
+    assert deviations("loss")(above) == pytest.approx(2**0.5)
     assert math.isnan(over(lambda group: 0, method="mean")(same))

@@ -281,9 +281,6 @@ def config_of_digits(**changes: Any) -> str:
     [
         ('{"steps": 3}', r"is not a record of this study"),
         (config_of_digits(steps="many"), r"--steps is .*, which is not allowed"),
-        (config_of_digits(steps=-1), r"--steps is .*, which is not allowed"),
-        (config_of_digits(steps=1.5), r"--steps is .*, which is not allowed"),
-        (config_of_digits(steps=[3]), r"--steps is .*, which is not allowed"),
     ],
 )
 def test_a_config_that_was_edited_is_not_continued(
@@ -298,7 +295,6 @@ def test_a_config_that_was_edited_is_not_continued(
     ("line", "message"),
     [
         ("{", "line 2 is not a valid row of metrics"),
-        ('{"kind": "run"}', "not a row of schema 1"),
         ('{"schema": 1, "kind": "step"}', "not a row of schema 1"),
         ('{"schema": 1, "kind": "run", "loss": NaN}', "NaN is not valid JSON"),
         ('{"schema": 1, "kind": "run", "loss": 1e31}', "'1e\\+31' is not a short name"),
