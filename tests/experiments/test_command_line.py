@@ -5,7 +5,6 @@ Most are called in this process, which spares an import of JAX each.
 
 import errno
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 import experiments
 import experiments.study.figures
 from experiments.__main__ import main, set_up_jax
+from experiments.study import store
 
 # One process, for the weights, scores and steps that the commands have in common.
 pytestmark = pytest.mark.xdist_group("command_line")
@@ -65,15 +65,6 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return code, captured.out, captured.err
 
     return run_here
-
-
-def read_rows(folder: Path) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def read_config(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +116,10 @@ def test_train_prints_its_progress_and_its_bytes(run_here: Run, tmp_path: Path) 
     assert "bytes sent per worker: " in stdout
     assert "sgd with the learning rate 0.1 (the survey's choice for mean on digits)" in stdout
     (folder,) = tmp_path.glob("*_tiny")
-    config = read_config(folder)
-    assert (config["study"], config["learning_rate"]) == ("train", 0.1)
-    assert [row["kind"] for row in read_rows(folder)] == ["point", "point", "run"]
-    environment = (folder / "environment.txt").read_text(encoding="utf-8")
-    assert "command: python -m experiments train --method mean --devices 2" in environment
+    assert store.read_settings(folder)["finished"]
+    assert [row["kind"] for row in store.read(folder)] == ["point", "point", "run"]
+    command = "command: python -m experiments train --method mean --devices 2"
+    assert command in store.environment(folder)
     figure = folder / "loss_against_bytes.png"
     figure.unlink()
     assert run_here("figures", str(folder)) == (0, f"{figure}\n", "")
@@ -185,6 +175,6 @@ def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("*_stopped")
     assert process.returncode == 130
     assert stderr == f"experiments: interrupted: {folder} is a partial record.\n"
-    assert not read_config(folder)["finished"]
-    rows = read_rows(folder)
+    assert not store.read_settings(folder)["finished"]
+    rows = store.read(folder)
     assert len(rows) >= 2 and all(row["kind"] == "point" for row in rows)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import scheduling
@@ -64,12 +65,32 @@ def penalized(p: Any, x: jax.Array) -> jax.Array:
     return jnp.mean((h @ p["last"]) ** 2) + squares
 
 
+def weighted(loss_fn: Any, p: Any, rows: jax.Array) -> Any:
+    """Weighted gradients come from `gradients=`, after the backward pass."""
+    value, gradient = jaxcomm.local_value_and_grad(loss_fn)(p, rows)
+    return value, gradient, 1 + lax.axis_index("data").astype(jnp.float32)
+
+
+TWO_DEVICES = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_fn", [tied, penalized])
-def test_it_is_the_mean_alone(loss_fn: Any) -> None:
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (mesh_of(4), {"loss_fn": tied}),
+        (mesh_of(4), {"loss_fn": penalized}),
+        (4, {"gradients": weighted}),
+        (TWO_DEVICES, {}),
+        (mesh_of(4), {"p": jaxcomm.replicate(params(), mesh_of(4)), "steps": 1}),
+    ],
+    ids=["tied", "penalized", "weighted", "two devices of a worker", "replicas"],
+)
+def test_it_is_the_mean_alone(workers: Any, options: Any) -> None:
     """The gradient of a leaf outside stacks is the sum over its uses."""
-    found, expected = (train(mesh_of(4), tx, loss_fn) for tx in (wait_free(MEAN), MEAN))
-    chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
+    found, expected = (train(workers, tx, **options) for tx in (wait_free(MEAN), MEAN))
+    chex.assert_trees_all_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2]["loss"], expected[2]["loss"], rtol=1e-6)
 
 
 def _squares(p: Any) -> jax.Array:
@@ -127,17 +148,6 @@ def test_resized() -> None:
     before, after = (s[0].layers[0].own.per_worker["data"][0].kept for s in (state, resized))
     np.testing.assert_allclose(np.mean(after, 0), np.mean(before, 0), rtol=1e-6, atol=1e-8)
     models.build(2, loss, tx)(p, resized, batch())
-
-
-@pytest.mark.slow
-def test_parameters_that_differ_by_worker() -> None:
-    """The mean of gradients moves all replicas alike, as with the aggregator alone."""
-    mesh, ends = mesh_of(4), []
-    for tx in (wait_free(MEAN), MEAN):
-        chain = optax.chain(tx, optax.sgd(0.1))
-        p, state = jaxcomm.replicate(params(), mesh), jaxcomm.init(chain, params(), mesh)
-        ends.append(models.build(mesh, loss, chain)(p, state, batch())[0])
-    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

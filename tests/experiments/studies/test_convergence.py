@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.methods.convergence import CELLS
-from experiments.methods.strategies import COMPRESSIONS, STRATEGIES
+from experiments.methods.strategies import COMPRESSIONS
 from experiments.studies.convergence import COMPARED, Convergence
 from experiments.tasks.objectives import constants
 from experiments.training import convergence, counterexamples
@@ -36,18 +36,6 @@ def test_schedules_follow_from_the_constants() -> None:
     assert schedule.scale == pytest.approx(2 / known.convexity)
     short, long = (make_schedule("constant rate", cell, 0, 4, share) for share in (1.0, 0.25))
     assert short.slope == 0 and short.scale == pytest.approx(2 * long.scale)
-
-
-def test_cells_cover_the_table_of_the_survey() -> None:
-    kinds = {(each.of_strategy.architecture, each.of_strategy.synchronization)
-             for each in CELLS.values()}  # fmt: skip
-    assert kinds == {(s.architecture, s.synchronization) for s in STRATEGIES.values()}
-    assert {s for _, s in kinds} == {"synchronous", "stale", "asynchronous", "local"}
-    assert {each.compression for each in CELLS.values()} == {None, *COMPRESSIONS}
-    # Only unbiased codecs without feedback enter the leading term.
-    for cell in CELLS.values():
-        enters = cell.of_codec is not None and not cell.of_codec.has_feedback
-        assert cell.constant == float(enters)
 
 
 def test_the_stable_rate_is_where_the_largest_root_is_one() -> None:

@@ -90,10 +90,6 @@ def test_a_ratio_is_over_the_runs_of_common_seeds() -> None:
         assert TABLE.columns[3].cell(value) == "-"
     adjacent = Table(TABLE.by, TABLE.columns, adjacent=("graph",))
     assert [line.where for line in adjacent.lines(ROWS)] == ["ring, mean", "ring, top", "line, top"]
-    with pytest.raises(ValueError, match="'methods' is not a key of the table"):
-        Table(("method",), (), reference={"methods": "mean"})
-    with pytest.raises(ValueError, match="`seed` is the name of more than one column"):
-        make_row("run", {"seed": 0}, {"seed": 1})
 
 
 def test_comparisons_of_ties_zeros_and_diverged_runs() -> None:
