@@ -82,9 +82,8 @@ TWO_DEVICES = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto
         (mesh_of(4), {"loss_fn": penalized}),
         (4, {"gradients": weighted}),
         (TWO_DEVICES, {}),
-        (mesh_of(4), {"p": jaxcomm.replicate(params(), mesh_of(4)), "steps": 1}),
     ],
-    ids=["tied", "penalized", "weighted", "two devices of a worker", "replicas"],
+    ids=["tied", "penalized", "weighted", "two devices of a worker"],
 )
 def test_it_is_the_mean_alone(workers: Any, options: Any) -> None:
     """The gradient of a leaf outside stacks is the sum over its uses."""
@@ -148,6 +147,17 @@ def test_resized() -> None:
     before, after = (s[0].layers[0].own.per_worker["data"][0].kept for s in (state, resized))
     np.testing.assert_allclose(np.mean(after, 0), np.mean(before, 0), rtol=1e-6, atol=1e-8)
     models.build(2, loss, tx)(p, resized, batch())
+
+
+@pytest.mark.slow
+def test_parameters_that_differ_by_worker() -> None:
+    """The mean of gradients moves all replicas alike, as with the aggregator alone."""
+    mesh, ends = mesh_of(4), []
+    for tx in (wait_free(MEAN), MEAN):
+        chain = optax.chain(tx, optax.sgd(0.1))
+        p, state = jaxcomm.replicate(params(), mesh), jaxcomm.init(chain, params(), mesh)
+        ends.append(models.build(mesh, loss, chain)(p, state, batch())[0])
+    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

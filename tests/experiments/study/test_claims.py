@@ -94,18 +94,6 @@ def test_a_claim_of_no_worse_is_one_sided(log: bool) -> None:
     assert is_equivalent("loss", 1.1 if log else 0.1, log=log)(data)[0].outcome == "does not hold"
 
 
-def test_a_claim_without_data_is_not_tested() -> None:
-    alone = results(a_top=[1.0, 2.0])
-    assert is_better("loss")(alone) == [Finding("a, top", "not tested", "there is no reference")]
-    one = results(a_mean=[1.0], a_top=[2.0])
-    for judge, data in (
-        (is_better("loss"), one),
-        (is_equivalent("loss", 1), one),
-        (is_at_most("ratio", 1), alone),
-    ):
-        assert outcomes(judge, data) == ["not tested"]
-
-
 def test_limits_hold_at_their_value_and_skip_lines_without_one() -> None:
     data = results(a_mean=[1.0], a_top=[2.0], a_top1=[3.0])
     found = is_at_most("ratio", 2)(data)
