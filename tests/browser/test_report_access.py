@@ -57,8 +57,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def parts(color: str) -> list[float]:
     """Red, green and blue, from 0 to 255."""
-    if color.startswith("#"):
-        return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
     return [float(part) for part in re.findall(r"[\d.]+", color)[:3]]
 
 

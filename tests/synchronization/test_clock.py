@@ -156,14 +156,13 @@ def test_the_clock_of_matcha_draws_what_matcha_does() -> None:
     assert len({*drawn}) > 1
 
 
-def eight(trigger: Any, workers: int = 8) -> Windows:
-    return windows(TWO_SPEEDS, trigger, workers=workers, minibatches=1)
+def eight(trigger: Any) -> Windows:
+    return windows(TWO_SPEEDS, trigger, workers=8, minibatches=1)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: eight(all_workers(), workers=3), "times of 8 workers"),
         (lambda: eight(k_sync(9)), "`k_sync` waits for 9"),
         (lambda: eight(deadline(0.5)), "No mini-batch ends within a deadline of 0.5 s"),
         (lambda: run_time(TWO_SPEEDS, 8, 9), "`waits_for` must be 1 to 8"),

@@ -8,21 +8,11 @@ from typing import Any
 import pytest
 
 from experiments.lab import traces
-from experiments.lab.traces import Span
 
 
 def event(name: str, begin: float, length: float, thread: int = 0) -> dict[str, Any]:
     arguments = {"hlo_op": name, "hlo_module": "jit_step"}
     return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": length, "args": arguments}
-
-
-def test_a_span_is_without_those_inside() -> None:
-    nested = [Span("while", 0, 10), Span("body", 2, 5), Span("add", 3, 4), Span("add", 6, 7)]
-    assert traces.self_times([*reversed(nested), Span("add", 10, 12)]) == {
-        "while": 10 - 3 - 1,
-        "body": 3 - 1,
-        "add": 1 + 1 + 2,
-    }
 
 
 def test_operations_are_summed_over_threads(tmp_path: Path) -> None:

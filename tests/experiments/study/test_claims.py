@@ -124,7 +124,7 @@ def test_a_study_with_default_options_rejects_a_claim_that_does_not_hold() -> No
         return Results(config, [], [], environment, (judgement,))
 
     assert reject(of(Config(), "holds", "holds")) == 0
-    for outcomes in ((), ("holds", "not told apart"), ("not tested",), ("does not hold",)):
+    for outcomes in ((), ("holds", "not told apart"), ("does not hold",)):
         assert reject(of(Config(record="other", devices=8), *outcomes)) == 1
         assert reject(of(Config(steps=4), *outcomes)) == 0
         assert reject(of(Config(), *outcomes, environment="devices: 4 x cpu\n")) == 0
