@@ -60,17 +60,10 @@ def test_glyphs_are_of_all_characters_in_fonts_of_one_set_only() -> None:
     np.testing.assert_array_equal(load("glyphs", None).test_inputs, dataset.test_inputs)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (idx(IMAGES)[:-1], "truncated: 59 bytes for the shape"),
-        (idx(IMAGES, kind=13), "starts with 00000d03, not 00000803"),
-    ],
-)
-def test_a_malformed_idx_file_is_an_error(tmp_path: Path, raw: bytes, message: str) -> None:
+def test_an_idx_file_of_floats_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(raw))
-    with pytest.raises(ExperimentError, match=message):
+    path.write_bytes(gzip.compress(idx(IMAGES, kind=13)))
+    with pytest.raises(ExperimentError, match="starts with 00000d03, not 00000803"):
         read_idx(path, 3)
 
 

@@ -25,6 +25,7 @@ SMALLEST: dict[str, tuple[dict[str, Any], int]] = {
                 "seeds": 2, "steps": 4, "log_every": 2, "learning_rates": (0.1, 0.2)}, 2),
     "outer": ({"workers": (2,), "periods": (2,), "methods": ("diloco",), "seeds": 2, "steps": 4,
                "learning_rates": (0.01,), "log_every": 2, "batch": 4}, 4),
+    "proximal": ({"strengths": (0.5,), "seeds": 1, "workers": 2, "steps": 24, "batch": 16}, 2),
     "stragglers": ({"seeds": 2, "trials": 1, "seconds": 0.3, "points": 4, "datasets": ("digits",),
                     "speeds": ("3:1",), "methods": ("all_reduce",),
                     "forms": ("blocking", "finish_late")}, 2),
