@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import sys
 import tempfile
 from typing import Any
 
@@ -95,6 +96,16 @@ def keep_what_is_of_one_device() -> None:
 
     compilation_cache.put_executable_and_time = put
     compilation_cache.get_executable_and_time = get
+
+
+def forget() -> None:
+    """Frees the programs that caches of the laws hold: the next row has others."""
+    _of_several_devices.clear()
+    for name, module in [*sys.modules.items()]:
+        if name.startswith(("jaxcomm.testing", "tests.laws")):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
 
 
 def unload_beyond(share: float = 0.7) -> None:

@@ -59,11 +59,19 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, str | bytes | int) and len(repr(val)) > 150 else None
 
 
-def pytest_runtest_teardown(item: pytest.Item) -> None:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     global _ended
     _ended += 1
     if _ended % 10 == 0:
         compiled.unload_beyond()
+    if _row(item) != _row(nextitem):
+        compiled.forget()
+
+
+def _row(item: pytest.Item | None) -> str:
+    """The name of the row whose law the item is."""
+    of_law = item and item.nodeid.startswith("tests/laws/") and hasattr(item, "callspec")
+    return getattr(item.callspec.params.get("case"), "name", "") if of_law else ""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,9 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for value in values.values():
             method = METHODS.get(getattr(value, "name", value if isinstance(value, str) else ""))
             item.extra_keyword_matches.update(method.words if method else ())
-        case = values.get("case")
-        if case and item.nodeid.startswith("tests/laws/"):
-            item.add_marker(pytest.mark.xdist_group(case.name))
+        if row := _row(item):
+            item.add_marker(pytest.mark.xdist_group(row))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

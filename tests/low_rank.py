@@ -1,5 +1,6 @@
-"""PowerSGD and ATOMO in NumPy, and codecs of matrices for tests whose units are vectors."""
+"""PowerSGD and ATOMO in NumPy, their inputs, and codecs that lay out vectors as matrices."""
 
+import functools
 import math
 from typing import Any
 
@@ -34,6 +35,14 @@ def of_matrices(codec: Codec, columns: int) -> Codec:
         finalize=finalize,
         fast=codec.fast._replace(factors=None),
     )
+
+
+@functools.cache
+def updates(shape: tuple[int, ...], steps: int = 5, workers: int = 3) -> np.ndarray:
+    """A common part and local parts, [steps, workers, *shape]."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(1, 1, *shape))
+    return np.asarray(common + rng.normal(size=(steps, workers, *shape)), np.float32)
 
 
 def power_sgd(updates: np.ndarray, q: np.ndarray, *, feedback: bool) -> list[np.ndarray]:

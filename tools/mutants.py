@@ -1,13 +1,13 @@
-"""Draws small changes of the library, and finds which of them the nearest quick tests notice.
+"""Draws small changes of the library, and finds which of them the nearest tests notice.
 
     python tools/mutants.py [--count 60] [--seed 0] [--seconds 90] [--jobs 2] [--record FILE]
     python tools/mutants.py --list      # the changes, without a run
 
 A change is one of an arithmetic operator, a comparison, a sign, a constant or an `axis`, the same
 number of each kind. It is made in a copy of the last commit, never in the working tree. Its tests
-are those of its file, then the laws of a few rows that use it, then those that name a function of
-it, then those of files that import it. A run ends with the first test that fails: the change is
-`killed`. If all pass it `survived`; after the seconds it is a `timeout`, which counts as neither.
+are the quick ones of its file, the laws of a few methods that are made of it, and the quick tests
+that name a function of it. A run ends with the first test that fails: the change is `killed`. If
+all pass it `survived`; after the seconds it is a `timeout`, which counts as neither.
 What the record holds is not run again.
 """
 
@@ -36,7 +36,12 @@ OWN_TARGETS = ("aot", "browser", "gpu")  # Folders of tests that are not run.
 KINDS = ("arithmetic", "comparison", "sign", "constant", "axis")
 ROWS = 3  # Whose laws are run; a file may be used by a hundred.
 NAMING = 4  # Files of tests that name something of a file.
-FARTHEST = 20  # Files of tests in all.
+# What has no method of its own is tried with these, by folder.
+SHARED = {
+    "gossip": ("dpsgd", "choco_sgd"),
+    "synchronization": ("local_sgd", "diloco"),
+    "": ("global_qsgd", "top_k_sgd", "two_stage_8_bits"),
+}
 
 # Of operators that several of these begin with, the longest is first.
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
@@ -168,34 +173,35 @@ def naming(file: str) -> list[str]:
     return [test for test, _ in scores.most_common(NAMING)]
 
 
-def nearest(file: str) -> tuple[list[str], str]:
-    """Files of tests, those of the changed file first; and which tests of them."""
-    from tests import changed
-    from tests.cases import CASES
-    from tests.cases._gossip import GOSSIP
-    from tests.cases._local import LOCAL
+def mirrored(file: str) -> list[str]:
+    """The file of tests of the same name, or else the nearest folder."""
+    path = pathlib.PurePath(file)
+    folder = pathlib.PurePath("tests", *path.parts[1:-1])
+    places = [folder / f"test_{path.stem.strip('_')}.py", folder, *folder.parents]
+    found = next(place for place in places if (ROOT / place).exists())
+    return [str(found)] if found.parts[1:] else []
 
-    level, seen, near = [file], {file}, []
-    while level:
-        for tests_of in (changed.mirrored, naming):
-            found = [test for each in sorted(level) for test in tests_of(each)]
-            near += [test for test in dict.fromkeys(found) if test not in near]
-        near.sort(key=lambda test: not test.endswith(".py"))  # Folders last.
-        level = [user for user, used in changed.imports().items() if used & {*level} - {user}]
-        level = [user for user in level if user not in seen]
-        seen |= {*level}
-    cases: list[Any] = [*CASES, *GOSSIP, *LOCAL]
-    rows = [case.name for case in cases if file in changed.made_of(changed.built(case))]
-    return near[:FARTHEST], " or ".join(rows[:ROWS])
+
+def rows(file: str) -> list[str]:
+    """Some methods that are made of what a file defines; or that all use, if it has no method."""
+    from jaxcomm.catalogue import METHODS
+
+    body = ast.parse((ROOT / file).read_text()).body
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    made_of = [name for name, method in METHODS.items() if method.words & names]
+    return made_of[:ROWS] or list(SHARED.get(file.split("/")[1], SHARED[""]))
 
 
 def run_tests(copy: pathlib.Path, file: str, seconds: float) -> tuple[str, str]:
     """The outcome, and the first test that failed."""
-    near, laws = nearest(file)
-    runs = [[*near[:1]], ["tests/laws", "-k", laws] if laws else [], near[1:]]
+    own = mirrored(file)
+    others = [test for test in naming(file) if test not in own]
+    laws = ["tests/laws", "-k", " or ".join(rows(file))]
+    quick = ["-m", "not slow"]
+    runs = [[*quick, *own] if own else [], [*quick, *laws], [*quick, *others], laws]
     until = time.monotonic() + seconds
     for run in filter(None, runs):
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "--tb=no", *run]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", *run]
         process = subprocess.Popen(
             command,
             cwd=copy,
@@ -232,17 +238,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--record", type=pathlib.Path, default=ROOT / ".tests" / "mutants.jsonl")
+    parser.add_argument("--record", type=pathlib.Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     given = parser.parse_args()
-    from tests.resume import whole_lines
-
     drawn = draw(given.count, given.seed)
     if given.list:
         print(*drawn, sep="\n")
         return 0
     given.record.parent.mkdir(parents=True, exist_ok=True)
-    outcomes = {line["change"]: line["outcome"] for line in whole_lines(given.record)}
+    said = given.record.read_text().splitlines() if given.record.exists() else []
+    outcomes = {line["change"]: line["outcome"] for line in map(json.loads, said)}
     with tempfile.TemporaryDirectory(prefix="mutants") as folder, given.record.open("a") as record:
         copies: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
         for job in range(given.jobs):

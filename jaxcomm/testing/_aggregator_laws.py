@@ -47,11 +47,11 @@ def _mixed(trial: AggregatorTrial) -> list[PyTree]:
 
 def _traced(trial: AggregatorTrial) -> Iterator[tuple[str, PyTree, PyTree]]:
     """A description, the arguments of a step, updates and state, and their types after it."""
-    for updates in _mixed(trial):
-        for mode in trial.modes:
-            given = updates, trial.first_types(updates, mode)
-            step = functools.partial(trial.step, mode=mode)
-            yield f"{trial} in mode {mode!r}", given, jax.eval_shape(step, *given)
+    *_, updates = _mixed(trial)
+    for mode in trial.modes:
+        given = updates, trial.first_types(updates, mode)
+        step = functools.partial(trial.step, mode=mode)
+        yield f"{trial} in mode {mode!r}", given, jax.eval_shape(step, *given)
 
 
 def _places(trial: AggregatorTrial) -> list[Mode]:

@@ -1,10 +1,5 @@
-"""What computes while an outer exchange is under way, compiled for eight GPUs and TPUs.
+"""What computes while an outer exchange of Streaming DiLoCo is under way, on eight GPUs."""
 
-The exchange of Streaming DiLoCo in a program of several steps: under a condition, as the steps of
-`make_step` have it, and without, as those of `make_overlapped_step`.
-"""
-
-import functools
 from typing import Any
 
 import jax
@@ -23,7 +18,7 @@ LAYERS, SIDE, ROWS = 4, 2048, 512
 PERIOD, OVERLAP = 4, 2
 
 
-def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
+def compiled(mesh: Mesh) -> Any:
     """A program of one period, after the first two."""
     tx = streaming_diloco(
         optax.sgd(0.1),
@@ -40,40 +35,19 @@ def compiled(mesh: Mesh, conditional: bool, **options: str | bool) -> Any:
     args = placed((own, state), mesh, jaxcomm.state_specs((own, state)))
     batches = jax.ShapeDtypeStruct((PERIOD, 8 * ROWS, SIDE), jnp.float32)
     batches = placed(batches, mesh, P(None, "data"))
-    whole = jaxcomm.make_step(relu_layers, tx, mesh, metrics="own")
-    apart = make_overlapped_step(relu_layers, tx, mesh)
+    step = make_overlapped_step(relu_layers, tx, mesh)
 
     def run(params: Any, state: Any, batches: jax.Array) -> Any:
         for number in range(PERIOD):
-            step = whole if conditional else functools.partial(apart, number=2 * PERIOD + number)
-            params, state, _ = step(params, state, batches[number])
+            params, state, _ = step(params, state, batches[number], number=2 * PERIOD + number)
         return params, state
 
-    return compile_quickly(run, (*args, batches), mesh, **options)
-
-
-def large(program: Any) -> list[Any]:
-    """The messages of more than counts."""
-    found = wire.overlap_report(program)
-    print(found)
-    return [each for each in found.overlaps if each.bytes > 2**20]
+    return compile_quickly(run, (*args, batches), mesh)
 
 
 def test_exchanges_overlap_on_gpus(eight_h200: Mesh) -> None:
     """Two messages per fragment. The second fragment arrives after the program's end."""
-    found = large(compiled(eight_h200, conditional=False))
+    report = wire.overlap_report(compiled(eight_h200))
+    found = [each for each in report.overlaps if each.bytes > 2**20]  # More than counts.
     assert all(each.asynchronous for each in found) and len(found) == 4
     assert all(each.during > 0 for each in found)
-
-
-def test_under_a_condition_nothing_overlaps(eight_h200: Mesh) -> None:
-    found = large(compiled(eight_h200, conditional=True))
-    assert found
-    assert all(each.during == 0 for each in found)
-
-
-def test_on_tpus(eight_chips: Mesh) -> None:
-    """XLA has nothing between start and done: all-reduces are synchronous instructions."""
-    found = large(compiled(eight_chips, conditional=False))
-    assert found
-    assert not any(each.asynchronous for each in found)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from selenium import webdriver
@@ -16,6 +17,19 @@ PHOTOGRAPHS = pathlib.Path(__file__).parents[2] / "build" / "photographs"
 """Where `Page.photograph` writes, to be looked at after the tests."""
 
 WIDE, NARROW, HEIGHT = 1280, 360, 900  # Pixels.
+
+
+def luminance(color: Sequence[float]) -> float:
+    """The relative luminance of WCAG 2.2, of 0 to 1, of red, green and blue of 0 to 255."""
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(ink: Sequence[float], paper: Sequence[float], opacity: float = 1) -> float:
+    """The contrast of WCAG 2.2, of 1 to 21."""
+    seen = [opacity * a + (1 - opacity) * b for a, b in zip(ink[:3], paper[:3], strict=True)]
+    low, high = sorted([luminance(seen), luminance(paper)])
+    return (high + 0.05) / (low + 0.05)
 
 
 def start_chromium() -> webdriver.Chrome:

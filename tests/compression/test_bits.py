@@ -10,22 +10,6 @@ from jaxcomm.compression.sparsifiers._largest import mark, marked
 from tests.slow import slow
 
 
-@pytest.mark.parametrize("count", [100, *map(slow, [0, 1, 32, 33])])
-def test_bits_round_trip(count: int) -> None:
-    bits = np.random.default_rng(count).random(count) < 0.4
-    packed = jax.jit(_bits.pack_bits)(jnp.asarray(bits))
-    assert packed.dtype == jnp.uint32 and packed.shape == (-(-count // 32),)
-    unpacked = jax.jit(lambda packed: _bits.unpack_bits(packed, count))(packed)
-    np.testing.assert_array_equal(unpacked, bits)
-    assert sum(int(word).bit_count() for word in np.asarray(packed)) == bits.sum()
-
-
-def test_bits_are_planar() -> None:
-    # Of two words, bit 1 of word 0 is bit 2 of the array.
-    bits = jnp.zeros(64, bool).at[2].set(True)
-    np.testing.assert_array_equal(_bits.pack_bits(bits), [2, 0])
-
-
 @pytest.mark.parametrize(
     ("width", "count"),
     [(10, 45), *map(slow, (0, 1, 4, 10, 32, 10, 5), (45, 45, 45, 0, 45, 32, 7))],

@@ -5,9 +5,7 @@ Most are called in this process, which spares an import of JAX each.
 
 import errno
 import itertools
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ import pytest
 import experiments
 import experiments.study.figures
 from experiments.__main__ import main, set_up_jax
-from experiments.cli.errors import ExperimentError
+from experiments.study import store
 
 # One process, for the weights, scores and steps that the commands have in common.
 pytestmark = pytest.mark.xdist_group("command_line")
@@ -69,23 +67,12 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run_here
 
 
-def read_rows(folder: Path) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def read_config(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("tain", "invalid choice"),
         ("train --steps 0", "--steps: must be an integer of at least 1 and below 2**31, got '0'"),
-        ("train --learning-rate nan", "--learning-rate: must be a number above 0"),
         ("train --devices 99999999999", "--devices: must be an integer from 1 to 1024, got '99999"),
-        ("train --record a/b", "--record: must be of letters"),
         ("train --bitz 8", "unrecognized arguments: --bitz 8"),
         (
             "train --method globel_qsgd",
@@ -94,10 +81,6 @@ def read_config(folder: Path) -> dict:
         ("survey --tasks text:nowhere", "--data nowhere is not a file"),
         ("train --devices 2 --batch 31", "--batch 31 is not divisible by 2 workers"),
         ("digits --resume nowhere", "nowhere/config.json cannot be read"),
-        ("train --dataset mnist --data nowhere", "nowhere is not a folder"),
-        ("train --dataset glyphs --data x", "--dataset glyphs is drawn from installed fonts"),
-        ("sparse --dataset movielens", "--dataset movielens needs --data FILE"),
-        ("estimate --devices 1", "at least 2 workers"),
         ("report nowhere", "nowhere is not a folder"),
     ],
 )
@@ -115,9 +98,6 @@ def test_errors_of_the_system_are_one_line(run_here: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(experiments.study.figures, "main", refuse)
     code, _, stderr = run_here("figures", "nowhere")
     assert code == 2 and "No space left on device: 'table.csv'" in stderr
-    monkeypatch.setattr(os, "environ", {"XLA_FLAGS": f"--other {COUNT}=8 {COUNT}=0"})
-    with pytest.raises(ExperimentError, match=rf"XLA_FLAGS: {COUNT} must be .* got '0'"):
-        set_up_jax(None)
 
 
 @pytest.mark.slow
@@ -136,11 +116,10 @@ def test_train_prints_its_progress_and_its_bytes(run_here: Run, tmp_path: Path) 
     assert "bytes sent per worker: " in stdout
     assert "sgd with the learning rate 0.1 (the survey's choice for mean on digits)" in stdout
     (folder,) = tmp_path.glob("*_tiny")
-    config = read_config(folder)
-    assert (config["study"], config["learning_rate"]) == ("train", 0.1)
-    assert [row["kind"] for row in read_rows(folder)] == ["point", "point", "run"]
-    environment = (folder / "environment.txt").read_text(encoding="utf-8")
-    assert "command: python -m experiments train --method mean --devices 2" in environment
+    assert store.read_settings(folder)["finished"]
+    assert [row["kind"] for row in store.read(folder)] == ["point", "point", "run"]
+    command = "command: python -m experiments train --method mean --devices 2"
+    assert command in store.environment(folder)
     figure = folder / "loss_against_bytes.png"
     figure.unlink()
     assert run_here("figures", str(folder)) == (0, f"{figure}\n", "")
@@ -163,19 +142,6 @@ def test_train_warns_once_of_divergence_and_votes_have_no_error(
         line.split(" | ") for line in readme.read_text().splitlines() if line.startswith("|")
     )
     assert cells[heading.index("compression error")] == "-"
-
-
-@pytest.mark.slow
-def test_train_ends_in_one_line_at_a_step_that_is_not_finite(run_here: Run, tmp_path: Path) -> None:
-    options = ["--learning-rate", "1e38", "--steps", "6", "--records", str(tmp_path)]
-    code, _, stderr = run_here("train", "--method", "mean", *SMALL, *options, "--record", "x")
-    assert code == 2 and stderr.count("\n") == 1
-    assert re.match(
-        r"experiments: error: the (loss|update) of step \d is not finite: workers 0, 1 of 2: ",
-        stderr,
-    )
-    (folder,) = tmp_path.glob("*_x")
-    assert not read_config(folder)["finished"]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +175,6 @@ def test_an_interrupt_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("*_stopped")
     assert process.returncode == 130
     assert stderr == f"experiments: interrupted: {folder} is a partial record.\n"
-    assert not read_config(folder)["finished"]
-    rows = read_rows(folder)
+    assert not store.read_settings(folder)["finished"]
+    rows = store.read(folder)
     assert len(rows) >= 2 and all(row["kind"] == "point" for row in rows)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.methods import controls
-from jaxcomm import Context
 from tests.codecs import context_of
 
 WORKERS, SIZE = 8, 1000
@@ -46,12 +45,8 @@ def test_top_1_percent_keeps_the_largest_of_each_worker() -> None:
         np.testing.assert_allclose(found, expected.mean(axis=0), rtol=1e-6)
 
 
-def test_payloads_have_the_documented_sizes() -> None:
+def test_codes_have_the_documented_size() -> None:
     x = jnp.zeros((10, 100))
-    context = Context.of(x)
-    sent = jax.eval_shape(lambda x: controls.largest(0.01).encode(context, x)[0], x)
-    assert (sent.indices.shape, sent.indices.dtype) == ((10,), jnp.int32)
-    assert (sent.values.shape, sent.values.dtype) == ((10,), jnp.float32)
     codec = controls.truncating_dither()
     sent = jax.eval_shape(lambda x: codec.encode(context_of(codec, x, workers=WORKERS), x)[0], x)
     assert (sent.codes.shape, sent.codes.dtype) == ((10, 100), jnp.int8)

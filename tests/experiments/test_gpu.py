@@ -169,16 +169,10 @@ def test_a_record_fills_the_table_the_tables_and_the_sentence(
     for words in ("| `mean` |", "rank | library", '| `jaxcomm.mean("data")` | transformer |'):
         assert words in text
     assert pages.write(root) == []  # It is a function of the records.
-
-
-@pytest.mark.slow
-def test_the_later_record_of_a_device_counts(filled: tuple[Path, list[str]]) -> None:
-    root, _ = filled
     later = root / "experiments" / "records" / "gpu_again"
-    shutil.copytree(root / "experiments" / "records" / "gpu", later)
+    shutil.copytree(later.with_name("gpu"), later)
     Record(later).add({"kind": "session", "date": "2099-01-01 00:00:00"})
-    assert [(kind, one.folder) for kind, one in pages.records(root).items()] == [(H100, later)]
-    assert "measured on 2099-01-01" in pages.sentence(pages.records(root))
+    assert "measured on 2099-01-01" in pages.sentence(pages.records(root))  # The later one counts.
 
 
 def test_the_pages_are_those_of_the_committed_records() -> None:

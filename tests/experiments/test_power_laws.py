@@ -9,20 +9,6 @@ from experiments.study.exponents import compare
 from experiments.training.power_laws import binned, fit_exponent
 
 
-def test_the_interval_covers_the_exponent_as_often_as_it_says() -> None:
-    """Five seeds of noisy runs, many times: 95 % of the intervals contain the true exponent."""
-    rng, repeats, exponent = np.random.default_rng(0), 1000, -0.5
-    x = np.geomspace(200, 2000, 8)
-    covered = 0
-    for _ in range(repeats):
-        noise = rng.normal(0, 0.2, (5, len(x)))
-        fitted = [fit_exponent(x, 3 * x**exponent * np.exp(each)) for each in noise]
-        found = compare(fitted, exponent, 0.15)
-        covered += found.low <= exponent <= found.high
-    # Five standard deviations of the number of successes.
-    assert abs(covered / repeats - 0.95) < 5 * math.sqrt(0.95 * 0.05 / repeats)
-
-
 def test_a_fit_is_exact_without_noise() -> None:
     x = np.array([1.0, 3.0, 10.0])
     assert fit_exponent(x, 7 * x**-0.37) == pytest.approx(-0.37, abs=1e-12)

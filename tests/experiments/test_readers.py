@@ -2,7 +2,6 @@
 
 import gzip
 import struct
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -61,31 +60,11 @@ def test_glyphs_are_of_all_characters_in_fonts_of_one_set_only() -> None:
     np.testing.assert_array_equal(load("glyphs", None).test_inputs, dataset.test_inputs)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (idx(IMAGES)[:-1], "truncated: 59 bytes for the shape"),
-        (idx(IMAGES)[:9], "truncated: its header has 9 of 16 bytes"),
-        (idx(IMAGES, kind=13), "starts with 00000d03, not 00000803"),
-        (bytes([0, 0, 8, 3]) + 12 * b"\xff", "must hold 1 to 1073741824 bytes"),
-    ],
-)
-def test_a_malformed_idx_file_is_an_error(tmp_path: Path, raw: bytes, message: str) -> None:
+def test_an_idx_file_of_floats_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(raw))
-    with pytest.raises(ExperimentError, match=message):
+    path.write_bytes(gzip.compress(idx(IMAGES, kind=13)))
+    with pytest.raises(ExperimentError, match="starts with 00000d03, not 00000803"):
         read_idx(path, 3)
-
-
-def test_no_more_of_a_gzip_file_is_unpacked_than_its_header_states(tmp_path: Path) -> None:
-    """A kilobyte of gzip may contain a megabyte."""
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(idx(IMAGES) + bytes(2**26)))
-    tracemalloc.start()
-    with pytest.raises(ExperimentError, match="too long for the shape"):
-        read_idx(path, 3)
-    assert tracemalloc.get_traced_memory()[1] < 2**22
-    tracemalloc.stop()
 
 
 def test_files_that_do_not_fit_are_an_error(mnist: Path) -> None:

@@ -102,8 +102,3 @@ def test_concurrent_runs_of_one_name_have_distinct_folders(tmp_path: Path) -> No
     names = sorted(record.folder.name[len("2026-01-01_") :] for record in records)
     assert names == ["run", *(f"run_{number}" for number in range(2, 9))]
     assert all((record.folder / "config.json").is_file() for record in records)
-
-
-def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"cannot be made: .*name too long"):
-        make(tmp_path, "x" * 300)

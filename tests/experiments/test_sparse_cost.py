@@ -3,14 +3,12 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.methods.sparse import SPARSE_METHODS, Capacity, SparseVariant
 from experiments.study.search import Axis
 from experiments.tasks.task import Task
-from experiments.training.codec_cost import time_codec
 from experiments.training.densities import LeafDensity, describe, measure_densities
 from experiments.training.diagnostics import read_diagnostics, update_maxima
 from experiments.training.traffic import count_bytes
@@ -88,14 +86,6 @@ def test_tuning_does_not_change_the_bytes(name: str) -> None:
     found = {sent(name, **{option: value}) for value in (*axis.values, *further)}
     # The number of exact values is rounded to whole coordinates.
     assert max(found) - min(found) <= 2 * 4 and sent(name) in found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mean", "union", "all_gather"])
-def test_methods_with_a_codec_are_timed(name: str) -> None:
-    gradient = jnp.zeros((2, ROWS, WIDTH)).at[0, 3].set(1.0).at[1, 9].set(2.0)
-    taken = time_codec(SparseVariant(name, CAPACITIES), {"a/b": gradient}, 1)
-    assert taken is None if name == "mean" else min(taken) > 0
 
 
 def test_the_maximum_of_diagnostics_is_kept() -> None:

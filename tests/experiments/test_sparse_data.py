@@ -71,11 +71,9 @@ def test_ratings_are_read_and_a_tenth_held_out(ratings: str) -> None:
     [
         ("movielens", "", "holds no training examples"),
         ("movielens", "1\t2\t3\t4\n1 2 3 4\n", "line 2 is not user, item, rating and time"),
-        ("movielens", "1\t2\t3.5\t4\n", "line 1 is not user"),
         ("movielens", f"1\t2\t3\t4\n1\t2\t3\t{'9' * 25}\n", "line 2 is not user"),
         ("movielens", "1\t2\t6\t4\n", "line 1 holds the rating 6; ratings are 1 to 5"),
         ("words", " ".join(WORDS), "distinct words in its training set, fewer than"),
-        ("words", "a b c", "holds 3 words; at least 50 are needed"),
     ],
 )
 def test_a_file_that_cannot_be_trained_on_is_an_error(

@@ -78,11 +78,9 @@ def test_every_method_can_be_accounted(task: Task, method: str) -> None:
 
 
 def test_wrong_methods_batches_and_devices_are_errors(task: Task) -> None:
-    for label, message in (("foo", "no method 'foo'; there are mean"), ("mean:8", "takes no bits"),
-                           ("qsgd:x", "is not a method: write METHOD or METHOD:BITS")):  # fmt: skip
-        with pytest.raises(ExperimentError, match=message):
-            parse_variant(label)
-    for batch, message in ((63, "not evenly divisible"), (6400, "exceeds the 1437")):
+    with pytest.raises(ExperimentError, match="takes no bits"):
+        parse_variant("mean:8")
+    for batch, message in ((63, "not divisible by 2 workers"), (6400, "exceeds the 1437")):
         with pytest.raises(ExperimentError, match=message):
             make_program(task, make_variant("mean", None), "sgd", 0.05, batch, make_mesh(2))
     with pytest.raises(ExperimentError, match="--devices 1000 exceeds the"):

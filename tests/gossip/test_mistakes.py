@@ -26,23 +26,11 @@ COARSE = compression.quantizers.dither(levels=1, norm="l2")
     ("make", "message"),
     [
         (lambda: gossip.dpsgd(gossip.exponential(8)), "is directed"),
-        (lambda: gossip.ad_psgd(gossip.exponential(8)), "`graph` is directed"),
         (lambda: gossip.dpsgd(np.array([[0.5, 0.2], [0.5, 0.8]])), "needs symmetric weights"),
         (lambda: gossip.dpsgd(2 * np.eye(3)), "columns of a mixing matrix must add to 1"),
-        (lambda: gossip.dpsgd(3), "A mixing must be a networkx graph"),
-        (lambda: gossip.dpsgd([gossip.ring(3), RING]), "must have the same shape"),
         (lambda: gossip.dpsgd(nx.Graph([(1, 2)])), "workers 0 to n - 1 as nodes"),
-        (lambda: gossip.mixing_matrix(nx.path_graph(3), "uniform"), "needs equal degrees, got"),
-        (lambda: gossip.matcha(RING), "must be a plan of `gossip.matcha_plan`"),
         (lambda: gossip.d2(gossip.to_mixing(gossip.ring(8), "uniform")), "use `gossip.lazy_mixing"),
-        (lambda: gossip.d2(PLAN), "the same in all steps"),
         (lambda: gossip.choco_sgd(PLAN, TOP, step_size=1, per_neighbor=False), "in all steps"),
-        (
-            lambda: gossip.choco_sgd(RING, compression.sparsifiers.top_k, step_size=1),
-            r"`codec` must be a codec, .* got the function `top_k`: call it",
-        ),
-        (lambda: gossip.periodic_averaging(3, optax.sgd(0.1)), "`gossip` must be a method of"),
-        (lambda: gossip.one_peer_exponential(6, directed=False), r"needs 2\*\*k workers"),
         (lambda: gossip.hypercube(6), r"A hypercube has 2\*\*k workers, got `workers`=6"),
     ],
 )
@@ -58,12 +46,6 @@ def test_said_when_it_is_built(make: Callable[[], Any], message: str) -> None:
         (gossip.choco_sgd(RING, error_feedback(TOP), step_size=0.5), "without feedback"),
         (gossip.deep_squeeze(RING, COARSE, step_size=0.5), "a relative error below 1"),
         (optax.chain(DPSGD, optax.sgd(0.1)), "must be last in `optax.chain`"),
-        (
-            jaxcomm.skip_nonfinite(
-                optax.chain(gossip.periodic_averaging(2, DPSGD), optax.scale(-1))
-            ),
-            "must be last",
-        ),
         (optax.partition({"a": optax.chain(DPSGD, optax.scale(2.0))}, "a"), "must be last"),
     ],
 )
@@ -86,7 +68,6 @@ MOMENTUM = optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD)
         (MOMENTUM, True, {}, r"\.trace.*per_worker"),
         (DPSGD, True, {"present": jnp.ones(3, bool)}, r"bool\[4\], got bool\[3\]"),
         (DPSGD, True, {"weight": jnp.ones(4)}, r"`weight` must be a scalar on each worker, got"),
-        (DPSGD, True, {"exact": jnp.ones(4)}, r"`exact` must be one bool for all workers, got"),
     ],
 )
 def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> None:
@@ -96,18 +77,11 @@ def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> 
         step(params, jaxcomm.init(tx, params, 4), jnp.ones(4), **extra)
 
 
-@pytest.mark.parametrize(
-    ("given", "extra", "message"),
-    [
-        (False, {}, r"tx.update\(updates, state, params\)"),
-        (True, {"weight": -1}, r"`weight` must be 0 or from .*, got -1"),
-    ],
-)
-def test_said_in_an_update(given: bool, extra: Any, message: str) -> None:
+def test_said_in_an_update() -> None:
     def update(x: jax.Array) -> jax.Array:
-        return DPSGD.update(x, DPSGD.init(x), x if given else None, **extra)[0]
+        return DPSGD.update(x, DPSGD.init(x), x, weight=-1)[0]
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"`weight` must be 0 or from .*, got -1"):
         jax.vmap(update, axis_name="data")(jnp.ones((4, 3)))
 
 

@@ -38,13 +38,6 @@ def test_weights_by_hand() -> None:
     np.testing.assert_allclose(gossip.mixing_matrix(PUSHED, "push"), shares)
 
 
-def test_a_uniform_ring_of_eight_is_where_d2_ends() -> None:
-    of_ring = gossip.to_mixing(gossip.ring(8), "uniform")
-    eigenvalues = np.linalg.eigvalsh(of_ring.matrices[0])
-    np.testing.assert_allclose(eigenvalues[[0, -2]], [-1 / 3, (1 + 2**0.5) / 3])
-    np.testing.assert_allclose(of_ring.gap, 1 - (1 + 2**0.5) / 3)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_rho_and_gap_of_one_matrix(rule: str) -> None:
     mixing = gossip.to_mixing(nx.path_graph(6), rule)
@@ -108,6 +101,5 @@ def test_lazy_halves_what_is_taken_in() -> None:
 def test_a_drawing_is_a_png(mixing: Any, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "graph.png"
     gossip.draw(mixing, file)
-    assert file.read_bytes().startswith(b"\x89PNG")
     inked = image.imread(file)[..., :3].mean(axis=-1) < 0.8
     assert 0.002 < inked.mean() < 0.3

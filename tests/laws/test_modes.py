@@ -89,17 +89,19 @@ def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
     result = jax.jit(jax.shard_map(on_mesh, mesh=mesh, in_specs=specs, out_specs=PartitionSpec()))(
         updates, state
     )
+    tolerance = 0 if case.integer_sum else 1e-5
+    mine = flat(jax.tree.map(lambda x: x[None], result))
+    single = case.make("data")
+    expected, _ = aggregator(single, count(updates), "vmap")(
+        updates, initial(single, updates, "vmap"), jnp.ones(workers)
+    )
+    np.testing.assert_allclose(mine, flat(expected)[:1], rtol=0, atol=tolerance)
+    if inner > 2:
+        return  # Two by two simulated workers are enough.
     nested = jax.vmap(
         jax.vmap(lambda x: tx.update(x, as_over_data(tx.init(x)))[0], axis_name="ici"),
         axis_name="dcn",
     )
     simulated = jax.jit(nested)(jax.tree.map(lambda x: x.reshape(2, inner, *x.shape[1:]), updates))
     simulated = jax.tree.map(lambda x: x.reshape(workers, *x.shape[2:]), simulated)
-    tolerance = 0 if case.integer_sum else 1e-5
-    mine = flat(jax.tree.map(lambda x: x[None], result))
     np.testing.assert_allclose(flat(simulated), np.tile(mine, (workers, 1)), atol=tolerance, rtol=0)
-    single = case.make("data")
-    expected, _ = aggregator(single, count(updates), "vmap")(
-        updates, initial(single, updates, "vmap"), jnp.ones(workers)
-    )
-    np.testing.assert_allclose(mine, flat(expected)[:1], rtol=0, atol=tolerance)

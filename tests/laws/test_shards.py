@@ -58,11 +58,11 @@ def trained(aggregator: Any, shards: int, params: Any, steps: int = 2, **options
 
 @pytest.mark.parametrize("case", NESTABLE, ids=repr)
 def test_one_shard_is_the_whole(case: Case) -> None:
-    """With one shard, the wrapper changes no bit of a group of leaves."""
-    for name, shape in SHAPES.items():
-        params = {name: np.zeros(shape, np.float32)}
-        wrapped = trained(jaxcomm.shard_local(case.make(), SPECS), 1, params, shard_axes="model")
-        np.testing.assert_array_equal(wrapped[name], trained(case.make(), 1, params)[name])
+    """With one shard, the wrapper changes no bit of a group of leaves: here, of each leaf."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    wrapped = trained(jaxcomm.shard_local(case.make(), SPECS), 1, params, shard_axes="model")
+    for name, x in params.items():
+        np.testing.assert_array_equal(wrapped[name], trained(case.make(), 1, {name: x})[name])
 
 
 @pytest.mark.parametrize("case", NESTABLE, ids=repr)

@@ -77,9 +77,3 @@ def test_the_clip_is_of_the_whole_gradient_whatever_is_sent_as_one(options: dict
         clipped = step * np.minimum(1, 2 / 3**0.5 / norms)
         velocity = 0.9 * velocity + clipped.mean(axis=0)
         np.testing.assert_allclose(result, velocity, rtol=2**-8, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_all_of_it_with_masking_is_sgd() -> None:
-    masked, _ = steps(jaxcomm.deep_gradient_compression(ratio=1.0), UPDATES)
-    np.testing.assert_allclose(masked[:, 0], UPDATES.mean(axis=1), atol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from tests.steps import last, steps
+from tests.steps import steps
 from tests.workers import aggregate, aggregator, flat, initial
 
 WORKERS, SIZE = 4, 12
@@ -74,17 +74,6 @@ def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
     np.testing.assert_allclose(np.abs(tables[steps_, cells]), 0.1 * counts, rtol=1e-5)
     changes = np.diff(cells) != 0
     assert changes.tolist() == [False, reseed_every == 2] * 2 + [False]
-
-
-@pytest.mark.slow
-def test_cells_that_an_update_hits_are_emptied() -> None:
-    given = jnp.zeros((1, WORKERS, SIZE)).at[:, :, 4].set(2.0).at[:, :, 7].set(1.0)
-    (memory,) = last(steps(wide(k=1, momentum=0.5), given)[1]).shared
-    for table in memory[:2]:
-        # One coordinate is left, of magnitude 1, in a cell of each row.
-        cells = np.abs(table)[0].reshape(5, -1)
-        np.testing.assert_array_equal((cells == 1).sum(axis=1), 1)
-        np.testing.assert_array_equal((cells != 0).sum(axis=1), 1)
 
 
 @pytest.mark.slow

@@ -56,27 +56,6 @@ def test_against_a_tree_by_hand(workers: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_coordinate_that_survives_elsewhere_loses_nothing() -> None:
-    """Dropped in the pair of 0 and 1, index 0 comes through that of 2 and 3."""
-    updates = np.array([[[0.0, 4.0], [3.0, 0.0], [7.0, 0.0], [0.0, 0.0]]], np.float32)
-    results, states = steps(jaxcomm.gtop_k(k=1), updates)
-    np.testing.assert_array_equal(4 * results[0, 0], [7.0, 0.0])
-    kept = np.reshape(memory_of(states).kept, (4, 2))
-    np.testing.assert_array_equal(kept, [[3.0, 4.0], [0, 0], [0, 0], [0, 0]])
-
-
-@pytest.mark.slow
-def test_of_each_leaf_and_of_weights() -> None:
-    tx = jaxcomm.gtop_k(ratio=0.25, scope="leaf")
-    matrix = np.random.default_rng(5).normal(size=(3, 4, 5)).astype(np.float32)
-    updates = {"matrix": jnp.asarray(matrix), "scalar": jnp.asarray([1.0, 2.0, 6.0])}
-    results = aggregate(tx, updates, "checked", weights=[1.0, 1.0, 2.0])
-    np.testing.assert_allclose(results["scalar"], (1 + 2 + 2 * 6) / 4, rtol=1e-6)
-    expected, _ = tree(matrix.reshape(3, 20) * np.array([[0.75], [0.75], [1.5]]))
-    np.testing.assert_allclose(results["matrix"][0].ravel(), expected / 3, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_sums_of_the_largest_floats_have_a_mean() -> None:
     largest = jnp.finfo(jnp.float32).max
     result = aggregate(TX, jnp.full((5, 3), largest))

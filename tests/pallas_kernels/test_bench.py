@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import _dispatch, bench
+from pallas_kernels import _dispatch
 from pallas_kernels.arg_specs import ROWS, Row
 from pallas_kernels.bench import main
 from pallas_kernels.benchmark import ops, torch_equivalents
@@ -27,14 +27,10 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     arguments = ["--ops", "pack", "--sizes", "8", "--samples", "3", "--output", str(folder)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "8 failures" not in printed and "0 failures" in printed
+    assert " 0 failures" in printed and "quantize" not in printed
     assert "pack, 4 bits, at least 0.8 of a copy: not measured" in printed
-    assert "quantize" not in printed
     config = json.loads((folder / "config.json").read_text())
     assert config["finished"] and config["sizes"] == [256] and config["device"] == "cpu"
-    environment = (folder / "environment.txt").read_text()
-    assert "command: python -m pallas_kernels.bench --ops pack" in environment
-    assert "jaxlib: " in environment and "devices: " in environment and "commit: " in environment
     lines = results(folder)
     checked = [row for row in lines if row["kind"] == "check"]
     assert len(checked) == 2 * 8 and not any(row["wrong"] for row in checked)
@@ -52,19 +48,11 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 
 
 def test_what_users_run_is_first_and_one_size_is_padded() -> None:
-    assert ops.SIZES["other"][:2] == (2**28, 2**24) and ops.PADDED % 2
-    assert ops.CHECK_SIZES["other"][0] % 2**20 == ops.PADDED
-    assert tuple(row.label for row in ops.IN_ORDER[: len(ops.FIRST)]) == ops.FIRST
+    assert ops.CHECK_SIZES["other"][0] % 2**20 == ops.PADDED and ops.PADDED % 2
     assert sorted(map(id, ops.IN_ORDER)) == sorted(map(id, ROWS))
-    assert ops.OPS[:2] == ("quantize", "pack") and set(ops.OPS) == {
-        row.op.split(".")[0] for row in ROWS
-    }
     session = Session(_dispatch.Device("cuda", "NVIDIA H200"), 7)
     keys = [task.key for task in ops.times(session, {}, Record(pathlib.Path("absent")))]
     assert len({*keys}) == len(keys) and keys[0] == "quantize float32, 8 bits, 268435456"
-    torch = [number for number, key in enumerate(keys) if key.endswith("torch")]
-    assert len(torch) == 2 * len(torch_equivalents.EQUIVALENTS)
-    assert all(key.endswith(str(2**18)) for key in keys[max(torch) + 1 :])
 
 
 def _row(label: str) -> Row:
@@ -107,39 +95,6 @@ def test_the_profiler_counts_what_overlaps_once() -> None:
     assert busy_seconds(planes[:1]) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--sizes", "32"], "--sizes: must be in 0 to 31, got 32"),
-        (["--ops", "sort"], "--ops: invalid choice: 'sort'"),
-        (["--minutes", "0"], "--minutes: must be positive, got 0"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert exit_.value.code == 2
-    assert words in said and said.count("\n") == 1
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    device = {"platform": "cpu", "kind": "cpu", "devices": "1 x cpu", "runtime": "none"}
-    monkeypatch.setattr(bench, "ask_for_device", lambda: device)
-    (tmp_path / "file").touch()
-    assert main(["--output", str(tmp_path / "file" / "record")]) == 2
-    said = capsys.readouterr().err
-    assert "Not a directory" in said and "record" in said and said.count("\n") == 1
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    assert main(["--output", str(tmp_path / "other")]) == 2
-    assert "other is no record: name a new folder" in capsys.readouterr().err
-
-
 def test_calls_are_queued_until_a_sample_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     now, log = 0.0, []
 
@@ -165,13 +120,12 @@ def test_calls_are_queued_until_a_sample_is_long_enough(monkeypatch: pytest.Monk
 
 
 def _measured(label: str, exponent: int, implementation: str, seconds: float, share: float) -> Any:
-    (row,) = (row for row in ROWS if row.label == label)
-    return Measurement(row, 2**exponent, implementation, seconds, share)
+    return Measurement(_row(label), 2**exponent, implementation, seconds, share)
 
 
 def test_goals_count_the_fastest_implementation_and_the_worst_size() -> None:
     label = "quantize float32, 8 bits"
-    rows = [row for row in ROWS if row.label == label]
+    rows = [_row(label)]
     measured = [
         _measured(label, 24, "reference", 1.0, 0.1),  # Too small to count.
         _measured(label, 26, "copy", 0.1, 1.0),
@@ -184,8 +138,6 @@ def test_goals_count_the_fastest_implementation_and_the_worst_size() -> None:
     measured.append(_measured(label, 27, "mosaic_gpu", 3.0, 0.6))
     (line,) = verdicts(rows, measured, True)
     assert line == f"{goal}: not reached, 0.60 at 134,217,728 coordinates"
-    assert verdicts(rows, measured, False) == [f"{goal}: not measured"]
-
     label = "sketch tiles, decode mean"
     own, torch = _measured(label, 26, "mosaic_gpu", 1, 0.7), _measured(label, 26, "torch", 4, 0.2)
     goal = f"{label}, at least 5 times PyTorch"

@@ -22,23 +22,6 @@ def test_bits_are_the_formula() -> None:
         assert drawn(positions, *seeds).tolist() == expected
 
 
-def test_mixing_is_a_bijection() -> None:
-    """Steps are undone: a xor-shift repeats until it is gone, and both factors have inverses."""
-    h = np.random.default_rng(0).integers(0, 2**32, 2**16, np.uint32)
-    mixed = np.asarray(_hash.mix(jnp.asarray(h))).astype(np.uint64)
-    for shift, factor in ((16, 0x846CA68B), (15, 0x7FEB352D)):
-        mixed ^= (mixed >> np.uint64(shift)) ^ (mixed >> np.uint64(2 * shift))
-        mixed = mixed * np.uint64(pow(factor, -1, 2**32)) % np.uint64(2**32)
-    mixed ^= mixed >> np.uint64(16)
-    np.testing.assert_array_equal(mixed, h)
-
-
-def test_upper_bits_need_no_last_step() -> None:
-    h = jnp.asarray(np.random.default_rng(1).integers(0, 2**32, 2**12, np.uint32))
-    np.testing.assert_array_equal(_hash.mix_upper(h) >> 16, _hash.mix(h) >> 16)
-    assert (_hash.mix_upper(h) != _hash.mix(h)).any()
-
-
 @pytest.mark.parametrize("stride", [1, slow(2), 128, slow(1024), slow(65536)])
 def test_structured_positions_give_uniform_bits(stride: int) -> None:
     positions = (np.arange(2**16, dtype=np.uint64) * stride).astype(np.uint32)
@@ -58,13 +41,6 @@ def test_seeds_are_unlike_their_neighbours_and_give_uniform_bits(which: int) -> 
     seeds[1 - which] = 12345
     words = jax.vmap(_hash.bits, in_axes=(None, 0, 0))(jnp.uint32(9), *jnp.asarray(seeds))
     assert scipy.stats.kstest(np.asarray(words) / 2.0**32, "uniform").pvalue > 1e-6
-
-
-def test_a_bit_of_the_position_flips_half_of_the_bits() -> None:
-    positions = np.arange(2**12, dtype=np.uint32)
-    for bit in range(32):
-        flipped = drawn(positions, 5, 6) ^ drawn(positions ^ np.uint32(1 << bit), 5, 6)
-        assert abs(np.bitwise_count(flipped).mean() - 16) < 0.5
 
 
 def test_positions_are_those_of_the_flat_array_and_do_not_wrap() -> None:

@@ -1,5 +1,6 @@
 """A record is continued: nothing is measured twice, and what dies or hangs costs itself only."""
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -22,6 +23,11 @@ def record(tmp_path: Path) -> Record:
     found = Record(tmp_path / "made" / "record")
     found.begin({"rehearse": True}, DEVICE, ["bench"])
     return found
+
+
+def noting(ran: list[str], *names: str) -> list[Task]:
+    """Tasks that append their names."""
+    return [Task({"name": name}, lambda name=name: ran.append(name) or []) for name in names]
 
 
 def kinds(record: Record) -> list[tuple[str, str]]:
@@ -60,11 +66,8 @@ def test_what_dies_or_hangs_costs_itself_only(
 
 
 def test_a_second_run_does_what_the_first_did_not(record: Record, tmp_path: Path) -> None:
-    ran = []
-
-    def tasks(*names: str) -> list[Task]:
-        return [Task({"name": name}, lambda name=name: ran.append(name) or []) for name in names]
-
+    ran: list[str] = []
+    tasks = functools.partial(noting, ran)
     assert parts.measure(record, "p", tasks("a", "b"), 60) == NOTHING_LEFT
     before = (record.folder / METRICS).read_bytes()
     assert parts.measure(record, "p", tasks("a", "b"), 60) == NOTHING_LEFT
@@ -94,8 +97,7 @@ def test_a_cut_is_no_try_and_again_forgets_failures(record: Record) -> None:
     for kind in ("begun", "cut", "begun", "cut"):
         add(kind)
     ran: list[str] = []
-    tasks = [Task({"name": name}, lambda name=name: ran.append(name) or []) for name in "ab"]
-    assert parts.measure(record, "p", tasks, 60) == NOTHING_LEFT
+    assert parts.measure(record, "p", noting(ran, "a", "b"), 60) == NOTHING_LEFT
     assert ran == ["b", "a"] and record.ends("p")[1]["a"] == 1
     add("failed", "c", reason="no")
     assert record.results(["p"])[-1]["reason"] == "no"

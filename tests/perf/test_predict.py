@@ -50,23 +50,18 @@ def test_an_account_and_a_step_predict_the_same() -> None:
 
 def test_each_axis_has_its_own_link() -> None:
     tx = jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.global_qsgd("dcn", bits=8))
-    sizes = {"dcn": 2, "ici": 4}
     axes = ("dcn", "ici")
     links = {"dcn": perf.Link(1e6, 0.0), "ici": perf.Link(1e12, 0.0)}
-    slow = seen(tx, workers=sizes, axis_name=axes, link=links)
-    fast = seen(tx, workers=sizes, axis_name=axes, link=dict.fromkeys(axes, links["ici"]))
+    options: Any = {"workers": {"dcn": 2, "ici": 4}, "axis_name": axes}
+    slow = seen(tx, link=links, **options)
+    fast = seen(tx, link=dict.fromkeys(axes, links["ici"]), **options)
     # 8 bits of the whole gradient over the slow axis: D bytes from each of 2 workers.
     assert slow.network_seconds == pytest.approx(1.0, rel=1e-3)
     assert fast.network_seconds < 1e-5
+    both = seen(jaxcomm.mean(axes), link=links, **options)  # By the slower one.
+    assert both.network_seconds == pytest.approx(2 * 7 / 8 * 4, rel=1e-3)
     with pytest.raises(ValueError, match="no all_reduce over the axis 'dcn'; its axes: ici"):
-        seen(tx, workers=sizes, axis_name=axes, link={"ici": "1Gbit"})
-
-
-def test_a_collective_over_two_axes_uses_the_slower_link() -> None:
-    links = {"dcn": perf.Link(1e6, 0.0), "ici": perf.Link(1e12, 0.0)}
-    options: Any = {"workers": {"dcn": 2, "ici": 4}, "axis_name": ("dcn", "ici"), "link": links}
-    found = seen(jaxcomm.mean(("dcn", "ici")), **options)
-    assert found.network_seconds == pytest.approx(2 * 7 / 8 * 4, rel=1e-3)
+        seen(tx, link={"ici": "1Gbit"}, **options)
 
 
 def test_each_collective_has_its_own_calibrated_link() -> None:
@@ -76,8 +71,6 @@ def test_each_collective_has_its_own_calibrated_link() -> None:
     gathered = jaxcomm.all_gather_mean(natural())
     assert seen(jaxcomm.mean(), link=calibration).network_seconds == pytest.approx(7, rel=1e-3)
     assert seen(gathered, link=calibration).network_seconds < 0.1
-    with pytest.raises(ValueError, match="no all_reduce over the axis 'model'; its axes: data"):
-        seen(jaxcomm.mean("model"), axis_name="model", link=calibration)
     with pytest.raises(KeyError, match="top_k"):
         seen(gathered, link=calibration, method="top_k")
 
@@ -176,9 +169,7 @@ def test_a_loop_of_unknown_length_has_no_time() -> None:
     [
         ({"workers": 0}, "number of workers must be an int of at least 1.* got 0"),
         ({"share": 2}, "`share` must be from 0 to 1, got 2"),
-        ({"compute_seconds": -1.0}, "`compute_seconds` must be a finite number above 0, got"),
         ({"compute_seconds": math.nan}, "`compute_seconds` must be a finite number above 0, got"),
-        ({"codec_seconds": -1}, "`codec_seconds` must be a finite number of at least 0, got -1"),
     ],
 )
 def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:

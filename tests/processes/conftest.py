@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,17 +26,23 @@ class Ended(NamedTuple):
     params: dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="session", params=CLUSTERS)
+@pytest.fixture(params=CLUSTERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The families of this run trained by so many processes, as `launch` starts them."""
+    """The families of this run trained by so many processes, as `launch` starts them, once."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     params = [spec.params for spec in specs if spec]
     asked = {each.get("name") for each in params if each.get("cluster") == request.param}
-    names = [name for name in FAMILIES if name in asked]
-    processes, devices = request.param
+    names = tuple(name for name in FAMILIES if name in asked)
+    return launched(*request.param, names, tmp_path_factory.mktemp)
+
+
+@functools.cache
+def launched(
+    processes: int, devices: int, names: tuple[str, ...], mktemp: Callable[[str], pathlib.Path]
+) -> Ended:
     assert processes * devices == WORKERS
     shape = ["--processes", str(processes), "--devices-per-process", str(devices)]
-    folder = tmp_path_factory.mktemp("cluster")
+    folder = mktemp("cluster")
     # Compiled as in this process: another optimization of LLVM's may change a last bit.
     flags = os.environ.get("XLA_FLAGS", "").split()
     alike = " ".join(flag for flag in flags if "device_count" not in flag)

@@ -10,9 +10,6 @@ from jaxcomm.scheduling import (
     LayerTimes,
     at_end_plan,
     bucket_plan,
-    merge_plan,
-    priority_plan,
-    sparsified_plan,
     timeline,
     wait_free_plan,
 )
@@ -49,27 +46,8 @@ def test_the_default_bucket_is_that_of_ddp() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda times, link: bucket_plan(times, bucket_bytes=0),
-            "`bucket_bytes` must be a Python float above 0, got",
-        ),
-        (
-            lambda times, link: priority_plan(times, link, part_bytes=math.nan),
-            "`part_bytes` must be a Python float above 0",
-        ),
-        (
-            lambda times, link: sparsified_plan(times, link, max_compression=0.5),
-            "`max_compression` must be a Python float of at least 1, got",
-        ),
-        (
-            lambda times, link: sparsified_plan(times, link, expansion=0),
-            "`expansion` must be a Python float of at least 1, got",
-        ),
-        (lambda times, link: merge_plan(times, link, method="best"), "`method` must be one of"),
         (lambda times, link: LayerTimes([1, -1], [1, 1]), "`sizes` must have a finite number per"),
-        (lambda times, link: LayerTimes([1], [math.inf]), "`backward` must have a finite number"),
         (lambda times, link: LayerTimes([1], [1], decode=[1, 2]), "`decode` must have"),
-        (lambda times, link: AlphaBeta(-1e-3, 1e9), "`latency` must be a finite number of at"),
         (lambda times, link: AlphaBeta(0, math.nan), "`bytes_per_second` must be a finite number"),
         *(
             (

@@ -113,25 +113,6 @@ def test_one_layer_is_a_sum() -> None:
         assert found.exposed_seconds == pytest.approx(sent) and found.overlap == pytest.approx(0)
 
 
-def test_without_overlap_seconds_add_up() -> None:
-    for seed in range(20):
-        times, link = random_case(seed)
-        found = timeline(times, link, at_end_plan(times))
-        sent = link.latency + sum(times.sizes) / link.bytes_per_second
-        assert found.step_seconds == pytest.approx(found.compute_seconds + sent)
-        by_layer = timeline(times, link, wait_free_plan(times)._replace(overlap=False))
-        assert by_layer.link_seconds == pytest.approx(sent + (len(times) - 1) * link.latency)
-
-
-def test_equal_layers_without_latency_are_a_pipeline() -> None:
-    count, link = 10, AlphaBeta(latency=0.0, bytes_per_second=1.0)
-    # The slower of two stages, and once the faster one.
-    for size, backward in ((3.0, 5.0), (5.0, 3.0)):
-        times = LayerTimes(sizes=[size] * count, backward=[backward] * count)
-        expected = count * max(size, backward) + min(size, backward)
-        assert timeline(times, link, wait_free_plan(times)).step_seconds == expected
-
-
 def test_names_of_events() -> None:
     times = LayerTimes([4, 4], [1, 1], names=["head", "body"])
     link = AlphaBeta(0, 1)

@@ -125,14 +125,6 @@ def test_two_axes_of_workers_nested() -> None:
 
 
 @pytest.mark.slow
-def test_devices_of_one_worker() -> None:
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    inside, whole = train(mesh, wait_free(jaxcomm.mean())), train(mesh_of(1), jaxcomm.mean())
-    chex.assert_trees_all_close(inside[0], whole[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(inside[2]["loss"], whole[2]["loss"], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_steps_in_a_scan() -> None:
     mesh = mesh_of(4)
     chain = optax.chain(wait_free(), optax.sgd(0.1, momentum=0.9))
@@ -145,19 +137,6 @@ def test_steps_in_a_scan() -> None:
 
     found, _ = three(params(), jaxcomm.init(chain, params(), mesh))
     chex.assert_trees_all_close(found, train(mesh, wait_free())[0], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.slow
-def test_weights_at_the_end() -> None:
-    """Weighted gradients come from `gradients=`, after the backward pass."""
-
-    def weighted(loss_fn: Any, p: Any, rows: jax.Array) -> Any:
-        value, gradient = jaxcomm.local_value_and_grad(loss_fn)(p, rows)
-        return value, gradient, 1 + lax.axis_index("data").astype(jnp.float32)
-
-    found = train(4, wait_free(jaxcomm.mean()), gradients=weighted)
-    expected = train(4, jaxcomm.mean(), gradients=weighted)
-    chex.assert_trees_all_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow

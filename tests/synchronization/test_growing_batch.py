@@ -7,13 +7,10 @@ import optax
 
 import jaxcomm
 from jaxcomm.synchronization import growing_batch, proximal_point, window_gradients
+from tests.synchronization.towards import half_square as loss
 
 N, M, ROUNDS = 2, 4, 5
 DATA = np.random.default_rng(0).normal(size=(ROUNDS, N * M, 3)).astype(np.float32)
-
-
-def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum((x - batch) ** 2)
 
 
 def test_sizes_grow_to_the_most_and_begin_anew() -> None:

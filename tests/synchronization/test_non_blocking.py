@@ -21,16 +21,13 @@ from jaxcomm.synchronization import (
     windows,
 )
 from tests.slow import slow
+from tests.synchronization.towards import half_mean_square as loss
 from tests.workers import mesh_of
 
 N, M, SIZE, EXAMPLES = 4, 3, 2, 7
 SHARDS = np.random.default_rng(0).normal(size=(N, EXAMPLES, 3)).astype(np.float32)
 SGD = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
 SLOW = deterministic([1.0, 2.5, 1.5, 7.0])
-
-
-def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
-    return 0.5 * jnp.mean(jnp.sum((x[None] - batch) ** 2, axis=-1))
 
 
 def train(tx: Any, machine: Any, count: int, workers: Any = N, *, late: bool = False) -> Any:

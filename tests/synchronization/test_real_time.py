@@ -20,14 +20,11 @@ from jaxcomm.synchronization import (
     precomputed_gradients,
     window_gradients,
 )
+from tests.synchronization.towards import half_mean_square as loss
 from tests.workers import mesh_of
 
 N, M = 4, 3
 DATA = np.random.default_rng(0).normal(size=(N, 40, 2, 3)).astype(np.float32)
-
-
-def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
-    return 0.5 * jnp.mean(jnp.sum((x[None] - batch) ** 2, axis=-1))
 
 
 def make(tx: Any, workers: int, **options: Any) -> Any:

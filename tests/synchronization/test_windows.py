@@ -17,7 +17,6 @@ from jaxcomm.synchronization import (
     fastest_worker,
     k_batch_sync,
     k_sync,
-    shifted_exponential,
 )
 from jaxcomm.synchronization._windows import close_window, new_queue
 from tests.slow import slow
@@ -149,13 +148,3 @@ def test_a_deadline_at_a_multiple_loses_no_minibatch(
     np.testing.assert_array_equal(np.asarray(left)[:, :2], 0)
     going_on = [0, 1, 1] if in_flight == "finish_late" else [0, 0, 0]
     np.testing.assert_array_equal(np.asarray(finished)[:, 2], going_on)
-
-
-def test_workers_that_never_wait_come_to_the_rate_of_the_closed_form() -> None:
-    times = shifted_exponential(mean=1.0)
-    draw = jax.vmap(lambda step: times.sample(jax.random.key(0), step, (3, 16)))
-    draws = draw(jnp.arange(300, dtype=jnp.uint32))
-    queue, windows = _windows(deadline(4.0), "finish_late")(draws)
-    seconds = float(np.asarray(windows.seconds, np.float64).sum())
-    rate = float(queue.position.sum()) / seconds
-    np.testing.assert_allclose(rate, (1 / times.means(3)).sum(), rtol=0.05)

@@ -15,6 +15,16 @@ def distance(params: Any, targets: Any) -> jax.Array:
     return sum(jax.tree.leaves(squares))
 
 
+def half_square(x: jax.Array, target: jax.Array) -> jax.Array:
+    """Half of the squared distance to one example."""
+    return 0.5 * jnp.sum((x - target) ** 2)
+
+
+def half_mean_square(x: jax.Array, batch: jax.Array) -> jax.Array:
+    """Its mean over the examples [rows, size] of a mini-batch."""
+    return jnp.mean(jax.vmap(half_square, (None, 0))(x, batch))
+
+
 def prepared(tx: Any, targets: Any, workers: Any = None, **options: Any) -> tuple[Any, Any, Any]:
     """`(step, params, state)` of workers at zero, simulated or on a mesh."""
     where = len(jax.tree.leaves(targets)[0]) if workers is None else workers

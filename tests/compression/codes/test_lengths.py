@@ -1,6 +1,5 @@
 """The expected length, the entropy, the steps of a program, and what is sent of each."""
 
-import math
 from typing import Any
 
 import jax
@@ -8,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxcomm
 from jaxcomm import Codec, Context
 from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
 from jaxcomm.compression.codes._golomb_rice import LEAST_MEANS, _bits_of_levels
 from jaxcomm.compression.quantizers import dither
 from tests.slow import slow
-from tests.workers import abstract, aggregator
 
 
 def probabilities(levels: int, spread: float) -> np.ndarray:
@@ -87,17 +84,3 @@ def test_at_most_4096_steps_whatever_the_size(code: Any) -> None:
         encode, decode = traced(code(dither(levels=7)), size)
         assert 100 < steps_of(encode.jaxpr) <= 4096 and 100 < steps_of(decode.jaxpr) <= 4096
         assert decode.out_avals[0].shape == (size,)
-
-
-@pytest.mark.slow
-def test_what_is_sent() -> None:
-    """The room, headers and counts by hand: 10,000 levels in 10 rows, or 5 for rANS."""
-    x = jax.random.normal(jax.random.key(0), (3, 10_000))
-    room = math.ceil(3 * 10_000 / 32) + 64
-    for code, headers in ((elias, 10 // 2), (golomb_rice, 10 // 2), (rans, 3 + 8)):
-        tx = jaxcomm.all_gather_mean(code(dither(levels=7), room=3.0))
-        run, state = aggregator(tx, 3, "checked"), abstract(tx, x, "checked")
-        sent = jaxcomm.wire.account(run, x, state, jnp.ones(3)).collectives[0].bytes_per_worker
-        assert sent == 2 * 4 * (
-            room + headers + 2
-        )  # to 2 workers; the norm and the flag are a word each

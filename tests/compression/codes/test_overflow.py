@@ -170,8 +170,6 @@ def test_mistakes() -> None:
         elias(scaled_signs())
     with pytest.raises(ValueError, match=r"feedback outside: `error_feedback\(rans\(codec\)\)`"):
         rans(error_feedback(inner))
-    with pytest.raises(ValueError, match="`rans` needs a codec of levels, such as"):
-        rans(top_k(k=3))
     with pytest.raises(ValueError, match="at most 2048 levels, but the codec has 8191"):
         mean_of(rans(dither(levels=4095)))(given())
     with pytest.raises(ValueError, match=r"`elias` needs `room`.* a unit of 5000 coordinates"):

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Claims, Memory
-from jaxcomm.compression.feedback import ecq, error_feedback
+from jaxcomm import Memory
+from jaxcomm.compression.feedback import ecq
 from jaxcomm.compression.feedback._loop import FeedbackMemory
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
@@ -35,19 +35,6 @@ def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
 
 
 @pytest.mark.slow
-def test_limits() -> None:
-    plain, kept, _ = run(ecq(QUANTIZER, alpha=0, decay=0), GIVEN)
-    np.testing.assert_array_equal(run(ecq(QUANTIZER, alpha=0), GIVEN)[0], plain)
-    # Without compensation, what is kept is the last error of the quantizer itself.
-    np.testing.assert_allclose(kept, GIVEN - plain, rtol=0, atol=1e-6)
-    full, fed_back = (
-        run(codec, GIVEN)[:2]
-        for codec in (ecq(dither(), alpha=1, decay=1), error_feedback(dither()))
-    )
-    np.testing.assert_allclose(full, fed_back, rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_unstable_options_are_refused_with_the_numbers() -> None:
     # 400 coordinates, one level: omega = 20.
     coarse = dither(levels=1, norm="l2")
@@ -56,7 +43,5 @@ def test_unstable_options_are_refused_with_the_numbers() -> None:
         run(ecq(coarse), given)
     _, stable, _ = run(ecq(coarse, alpha=0.1), given)  # 0.2 + 0.64 = 0.84
     assert np.sum(stable[100:] ** 2, axis=1).max() < 100 * np.sum(given[0] ** 2) * 20
-    unchecked = coarse.replace(claims=Claims(variance=lambda size, workers: 0.0))
-    assert not np.sum(run(ecq(unchecked, alpha=0.9, decay=1), given)[1][-1] ** 2) < 1e15
     with pytest.raises(ValueError, match="`ecq` takes an unbiased codec that states its"):
         ecq(top_k(k=1))

@@ -66,13 +66,6 @@ def test_a_bfloat16_residual_loses_its_rounding_only() -> None:
         error_feedback(top_k(k=1), residual_dtype="int8")
 
 
-def test_decay_forgets_geometrically() -> None:
-    # One coordinate is never sent: what is kept of it is 1 + 1/2 + 1/4 + ...
-    sent, kept, _ = run(error_feedback(top_k(k=1), decay=0.5), np.tile([8.0, 1.0], (10, 1)))
-    np.testing.assert_array_equal(sent[:, 1], 0)
-    np.testing.assert_array_equal(kept[:, 1], 2 - 0.5 ** np.arange(10))
-
-
 COARSE = dither(levels=1, norm="l2")
 """One level of the l2 norm for 400 coordinates: an error of 20 times the square."""
 
@@ -106,29 +99,19 @@ def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
     assert np.all(squares <= bound) and squares[200:].mean() < 2 * squares[:200].mean()
 
 
-@pytest.mark.parametrize("residual_dtype", [jnp.float32, slow(jnp.bfloat16)])
 @pytest.mark.parametrize("wrap", [lambda codec: codec, slow(scaled)])
-def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any, residual_dtype: Any) -> None:
-    """Without the fast path: the same payload, and the same residual but for its last bit."""
-    codec = wrap(dither(bits=8))
-    given = normal(20, 50, seed=4)
+def test_dither_encodes_and_subtracts_in_one_pass(wrap: Any) -> None:
+    """The laws compare the results."""
 
-    def steps(inner: Codec) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    def passes(inner: Codec) -> list[Any]:
         with observed() as seen:
-            sent, kept, _ = run(error_feedback(inner, residual_dtype=residual_dtype), given)
-        return sent, kept, [(work.op, work.residual) for work in seen]
+            run(error_feedback(inner), normal(2, 50))
+        return [(work.op, work.residual) for work in seen]
 
-    sent, kept, passes = steps(codec)
-    expected, expected_kept, plain = steps(codec.replace(fast=Fast()))
-    decoded = ("quantize.dequantize", False)
-    assert passes == [("quantize.quantize", True), decoded]
+    codec, decoded = wrap(dither(bits=8)), ("quantize.dequantize", False)
+    assert passes(codec) == [("quantize.quantize", True), decoded]
+    plain = passes(codec.replace(fast=Fast()))
     assert plain == [("quantize.quantize", False), decoded, decoded]
-    # The residuals part in their last bits, so that later codes may differ by a level.
-    first = 2.0**-20 if residual_dtype == jnp.float32 else 2.0**-7
-    np.testing.assert_array_equal(sent[0], expected[0])
-    np.testing.assert_allclose(kept[0], expected_kept[0], atol=first)
-    precision = 1e-5 if residual_dtype == jnp.float32 else 2.0**-7 * np.abs(kept).max()
-    np.testing.assert_allclose(sent + kept, given + before(kept), atol=precision)
 
 
 def _averaging() -> Codec:

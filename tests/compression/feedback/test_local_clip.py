@@ -5,14 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxcomm
-from jaxcomm import Claims
 from jaxcomm.compression.feedback import error_feedback, local_clip
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import top_k
 from tests.codecs import context_of, send, sent
 from tests.slow import slow
-from tests.workers import aggregate
 
 EVERYTHING = cast("float32")
 
@@ -55,20 +52,3 @@ def test_clipped_before_it_is_measured() -> None:
     target = codec.diagnose(context_of(codec, given), given, memory).target
     np.testing.assert_allclose(target, [0.6, -0.8], rtol=1e-6)
     np.testing.assert_allclose(memory.own.kept, [0.6, 0], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_each_worker_and_each_leaf_by_itself() -> None:
-    tx = jaxcomm.all_gather_mean(local_clip(EVERYTHING, 1.0), scope="leaf")
-    given = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.array([[0.5], [2.0]])}
-    results = aggregate(tx, given)
-    np.testing.assert_allclose(results["a"][0], [0.45, 0.6], rtol=1e-6)
-    np.testing.assert_allclose(results["b"][0], [0.75], rtol=1e-6)
-
-
-def test_no_bound_is_claimed() -> None:
-    # A large update is cut by a factor without limit: no contraction of what was given.
-    codec = local_clip(EVERYTHING, 1.0)
-    assert codec.claims == Claims()
-    with pytest.raises(ValueError, match=r"`error_feedback` needs .* no bound is known"):
-        sent(error_feedback(codec), np.ones(4))

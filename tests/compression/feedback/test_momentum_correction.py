@@ -36,16 +36,3 @@ def test_the_recursion(nesterov: bool, masking: bool) -> None:
         v = np.where(mask, 0, v)
         u = np.where(mask & masking, 0, u)
         np.testing.assert_allclose(velocity, u, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_where_all_is_sent() -> None:
-    everything = error_feedback(top_k(ratio=1.0))
-    ages = np.arange(STEPS)[:, None] - np.arange(STEPS)[None]
-    weights = np.where(ages >= 0, 0.7 ** np.maximum(ages, 0), 0)
-    # Without masking, momentum SGD as it is; with it, nothing is left to gather momentum.
-    sent, _, _ = run(momentum_correction(everything, 0.7, momentum_masking=False), GIVEN)
-    np.testing.assert_allclose(sent, weights @ GIVEN, rtol=0, atol=1e-5)
-    sent, kept, _ = run(momentum_correction(everything, 0.7), GIVEN)
-    np.testing.assert_array_equal(sent, GIVEN)
-    np.testing.assert_array_equal(kept, 0)

@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import AxisType
 
 import jaxcomm
 from jaxcomm import Claims, Codec, Context
@@ -20,10 +18,12 @@ from jaxcomm.compression.low_rank import projection
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import random_k
 from jaxcomm.testing import check_codec
-from tests.low_rank import of_matrices
+from tests.low_rank import of_matrices, updates
 from tests.steps import last, steps
+from tests.workers import aggregator, initial
 
-WORKERS, STEPS, ROWS, COLUMNS, RANK = 3, 6, 12, 7, 2
+WORKERS, ROWS, COLUMNS, RANK = 3, 12, 7, 2
+UPDATES = updates((ROWS, COLUMNS), 6)
 FACTOR_CODECS: dict[str, Codec | None] = {
     "float32": None,
     "16 bits": dither(bits=16),
@@ -33,16 +33,9 @@ FACTOR_CODECS: dict[str, Codec | None] = {
 }
 
 
+@functools.cache
 def method(name: str) -> Any:
     return jaxcomm.power_sgd(rank=RANK, alternate=True, factor_codec=FACTOR_CODECS[name])
-
-
-@functools.cache
-def updates() -> np.ndarray:
-    """A common part and local parts, [steps, workers, rows, columns]."""
-    rng = np.random.default_rng(0)
-    common = rng.normal(size=(1, 1, ROWS, COLUMNS))
-    return np.asarray(common + rng.normal(size=(STEPS, WORKERS, ROWS, COLUMNS)), np.float32)
 
 
 def acp_sgd(given: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
@@ -75,8 +68,8 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     stages = [jaxcomm.all_reduce_mean(error_feedback(codec)) for codec in codecs]
     tx = in_stages(stages, lambda step: step % 2, "power_sgd")
     start = codecs[0].init(jnp.zeros((ROWS, COLUMNS))).shared.right
-    means, _ = steps(tx, updates())
-    for found, expected in zip(means, acp_sgd(updates(), np.asarray(start)), strict=True):
+    means, _ = steps(tx, UPDATES)
+    for found, expected in zip(means, acp_sgd(UPDATES, np.asarray(start)), strict=True):
         np.testing.assert_allclose(found, np.tile(expected, (WORKERS, 1, 1)), atol=near)
 
 
@@ -92,7 +85,7 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     ],
 )
 def test_nothing_is_lost(name: str, dtype: Any, count: int) -> None:
-    given = jnp.asarray(updates()[:count], dtype)
+    given = jnp.asarray(UPDATES[:count], dtype)
     means, states = steps(method(name), given)
     np.testing.assert_array_equal(means, np.broadcast_to(means[:, :1], means.shape))
     assert means.dtype == dtype
@@ -106,7 +99,7 @@ def test_nothing_is_lost(name: str, dtype: Any, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-5), ("16 bits", 1e-3)])
 def test_a_single_worker_gets_the_projection_of_its_update(name: str, near: float) -> None:
-    given = updates()[:1, :1]
+    given = UPDATES[:1, :1]
     means, _ = steps(method(name), given)
     sent, left = means[0, 0], given[0, 0] - means[0, 0]
     assert np.linalg.matrix_rank(sent, tol=1e-3) == RANK + 1  # One column is drawn.
@@ -136,35 +129,16 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
         words = [sum(-(-count // 2) for count in numbers) for numbers in FACTORS]
         expected = [f"u32[{each}]" for each in words] + [f"f32[{EXACT}]", "f32[4]"] * 2
         most = max(words) + EXACT + 4
-    mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
-    tx = optax.chain(method(name), optax.sgd(0.1))
-
-    def loss(params: Any, batch: jax.Array) -> jax.Array:
-        return jnp.mean(batch) * sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in params.values())
-
-    step = jaxcomm.make_step(loss, tx, mesh, metrics="own")
-    arguments = LEAVES, jaxcomm.init(tx, LEAVES, mesh), jnp.ones(4)
-    account = jaxcomm.wire.account(step, *arguments)
+    given = {name: jnp.broadcast_to(leaf, (4, *leaf.shape)) for name, leaf in LEAVES.items()}
+    run = aggregator(method(name), 4, "checked")
+    arguments = given, initial(method(name), given, "checked"), jnp.ones(4)
+    account = jaxcomm.wire.account(run, *arguments)
     assert {each.primitive for each in account.collectives} == {"all_reduce"}
     assert account.bytes_per_worker == 2 * 3 / 4 * 4 * most
-    text = jax.jit(step).lower(*arguments).compile().as_text()
+    text = run.lower(*arguments).compile().as_text()
     # One of each in each branch of the conditional, of which a step runs one.
     assert sorted(re.findall(r"= (\w+\[\d*\])\S* all-reduce\(", text)) == sorted(expected)
     assert not re.search(r" (all-gather|all-to-all|collective-permute|reduce-scatter)\(", text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "leaf", "bad"), [("float32", "w", np.nan), ("16 bits", "b", np.inf)]
-)
-def test_one_worker_that_is_not_finite(name: str, leaf: str, bad: float) -> None:
-    given = {"w": updates().copy(), "b": np.ones((STEPS, WORKERS, 5), np.float32)}
-    for step in (2, 3):  # One step of each side.
-        given[leaf][step, 1].flat[3] = bad
-    means, states = steps(method(name), given)
-    for mean in means.values():
-        assert np.isnan(mean[2:4]).all() and np.isfinite(mean[[0, 1, 4, 5]]).all()
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(states.inner.shared))
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def changing_rank() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: jaxcomm.power_sgd(rank=2, memory_rank=1), "at least `rank`=2, got 1"),
         (lambda: jaxcomm.power_sgd(rank=1, scope="bucket"), "`scope` must be 'leaf'"),
         (lambda: jaxcomm.power_sgd(rank=2, memory_rank=2, alternate=True), "cannot be combined"),
         (lambda: jaxcomm.power_sgd(rank=1, factor_codec=dither()), "needs `alternate`=True"),

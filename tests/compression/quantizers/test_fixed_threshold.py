@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxcomm import Claims
-from jaxcomm.compression import scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import fixed_threshold
 from tests.codecs import payload_of, run, sent
@@ -31,8 +30,5 @@ def test_what_is_left_stays_below_the_threshold_while_updates_do() -> None:
 
 def test_it_claims_no_relative_bound() -> None:
     assert CODEC.claims == Claims(variance=None, contraction=None, bounded=True)
-    with pytest.raises(ValueError, match="variance"):
-        scaled(CODEC)
-    for threshold in (0, np.nan):
-        with pytest.raises(ValueError, match="`threshold`"):
-            fixed_threshold(threshold)
+    with pytest.raises(ValueError, match="`threshold`"):
+        fixed_threshold(np.nan)

@@ -1,15 +1,11 @@
 """Two means a column, which leave the sum of the column, and what is left out orthogonal."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxcomm
 from jaxcomm.compression.quantizers import one_bit
 from tests import codecs
 from tests.slow import slow
-from tests.workers import aggregate
 
 
 def sent(x: np.ndarray) -> np.ndarray:
@@ -38,18 +34,3 @@ def test_columns_of_one_sign_zeros_and_unlike_magnitudes() -> None:
 @pytest.mark.parametrize("shape", [(2, 0), slow((0,)), slow(()), slow((1, 1))])
 def test_edges_of_shape(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(sent(np.full(shape, -2.0)), np.full(shape, -2.0))
-
-
-def test_statistics_of_leaves_of_any_shape_are_gathered() -> None:
-    # Every worker's columns have two values each, one of either sign: nothing is lost.
-    signs = np.sign(np.random.default_rng(2).normal(size=(3, 6, 4)))
-    given = {
-        "kernel": jnp.asarray(signs * np.arange(1, 5) * np.array([1, 2, 5])[:, None, None]),
-        "bias": jnp.asarray([[1.0, -2.0, 1.0]] * 3),
-        "scale": jnp.asarray([1.0, -2.0, 4.0]),
-    }
-    given = jax.tree.map(lambda x: x.astype(jnp.float32), given)
-    result = aggregate(jaxcomm.all_gather_mean(one_bit(), scope="leaf"), given, "checked")
-    for name, leaf in given.items():
-        mean = np.broadcast_to(np.asarray(leaf, np.float64).mean(axis=0), leaf.shape)
-        np.testing.assert_allclose(result[name], mean, rtol=1e-5, atol=1e-6)

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.compression.feedback import error_feedback, momentum
 from jaxcomm.compression.quantizers import scaled_signs, signs
-from tests.codecs import payload_of, send, sent
+from tests.codecs import payload_of, sent
 from tests.slow import slow
 
 
@@ -28,22 +27,3 @@ def test_signs_against_numpy(shape: tuple[int, ...]) -> None:
 def test_the_mean_magnitude_of_any_size(scale: float) -> None:
     x = np.tile([scale, -scale / 2, scale, -scale / 2], 2000)
     np.testing.assert_allclose(sent(scaled_signs(), x), 0.75 * scale * np.sign(x), rtol=1e-5)
-
-
-def test_plain_signs_are_refused_under_feedback() -> None:
-    for codec in (error_feedback(signs()), error_feedback(momentum(scaled_signs()))):
-        with pytest.raises(ValueError, match="no bound is known"):
-            sent(codec, np.ones(3))
-
-
-def test_momentum_outside_of_feedback_loses_nothing() -> None:
-    codec = momentum(error_feedback(scaled_signs()), momentum=0.5)
-    given = np.random.default_rng(1).normal(size=(6, 20)).astype(np.float32)
-    memory, decoded, average, total = codec.init(jnp.asarray(given[0])), 0.0, 0.0, 0.0
-    for x in given:
-        average = 0.5 * average + 0.5 * x
-        total = total + average
-        one, memory = send(codec, memory, x)
-        decoded = decoded + one
-        np.testing.assert_allclose(memory.own.kept, average, atol=1e-6)
-        np.testing.assert_allclose(decoded + np.asarray(memory.own.inner.kept), total, atol=1e-5)

@@ -85,12 +85,3 @@ def test_only_the_real_ones_count() -> None:
     np.testing.assert_array_equal(peeled.values, values)
     nothing = solve(np.zeros(9, np.int32), index[:, :3] % 9, sign[:, :3], np.zeros(3, bool))
     assert not nothing.solved.any() and int(nothing.rounds) == 0
-
-
-def test_two_that_share_all_cells_are_not_solved() -> None:
-    index = np.array([[0, 0, 1], [2, 2, 2], [4, 4, 5]], np.int32)
-    sign = np.ones((3, 3), np.int32)
-    values = np.array([5, 7, 11], np.int32)
-    peeled = solve(tabulated(values, index, sign), index, sign, np.ones(3, bool))
-    assert peeled.solved.tolist() == [False, False, True]
-    assert peeled.values.tolist() == [0, 0, 11]

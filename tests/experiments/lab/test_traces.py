@@ -8,22 +8,11 @@ from typing import Any
 import pytest
 
 from experiments.lab import traces
-from experiments.lab.traces import Span
-from experiments.study import profile
 
 
 def event(name: str, begin: float, length: float, thread: int = 0) -> dict[str, Any]:
     arguments = {"hlo_op": name, "hlo_module": "jit_step"}
     return {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": length, "args": arguments}
-
-
-def test_a_span_is_without_those_inside() -> None:
-    nested = [Span("while", 0, 10), Span("body", 2, 5), Span("add", 3, 4), Span("add", 6, 7)]
-    assert traces.self_times([*reversed(nested), Span("add", 10, 12)]) == {
-        "while": 10 - 3 - 1,
-        "body": 3 - 1,
-        "add": 1 + 1 + 2,
-    }
 
 
 def test_operations_are_summed_over_threads(tmp_path: Path) -> None:
@@ -43,12 +32,3 @@ def test_operations_are_summed_over_threads(tmp_path: Path) -> None:
     assert kept.read_bytes() == packed
     with pytest.raises(FileNotFoundError, match="no trace"):
         traces.keep(tmp_path / "empty", kept)
-
-
-def test_the_table_has_the_longest_operations_and_all_of_the_time() -> None:
-    text = profile.table({"mean": {"b": 3.0, "a": 6.0, "c": 1.0}}, 1)
-    assert text.splitlines()[2:] == [
-        "| mean | a | 6.0 | 60% |",
-        "| mean | all others | 4.0 | 40% |",
-        "| mean | total | 10.0 | 100% |",
-    ]

@@ -2,19 +2,17 @@
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.lab import serve, torch_worker
+from experiments.lab import torch_worker
 from experiments.lab.peers import AS_SHIPPED
 
 
-def main(folder: Path, second_port: str) -> None:
-    serve.COUNTERS = folder / "no_interface"
+def main(folder: Path) -> None:
     worker = torch_worker.TorchWorker("mlp", seed=1)
     written: dict[str, Any] = {"workers": worker.workers}
     for method in AS_SHIPPED:
@@ -27,19 +25,9 @@ def main(folder: Path, second_port: str) -> None:
         written[method] = {"weights": hashlib.sha256(joined).hexdigest(), "prepared": prepared}
         if method == "ddp" and worker.rank == 0:
             np.savez(folder / "ddp.npz", **weights)
-    for method in AS_SHIPPED:
-        written[method]["measured"] = worker.measure(method, 1, 2)
-    worker.close()
-    os.environ["MASTER_PORT"] = second_port
-    worker = torch_worker.TorchWorker("transformer", seed=0)
-    for optimizer in torch_worker.OPTIMIZERS:
-        written[optimizer] = worker.train(
-            "ddp_power_sgd_4", 0.01, steps=5, seed=2, evaluate_every=3, optimizer=optimizer
-        )
-    written["diverged"] = worker.train("ddp", 1e30, steps=50, seed=2, evaluate_every=2)
     worker.close()
     (folder / f"{worker.rank}.json").write_text(json.dumps(written))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -1,7 +1,6 @@
 """Results made by hand, and what a specification of Vega-Lite says."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import vl_convert
@@ -52,12 +51,3 @@ def whole(chart: Chart) -> dict[str, Any]:
 def layers(chart: Chart) -> list[dict[str, Any]]:
     """What is drawn in a panel."""
     return chart.spec.get("spec", chart.spec)["layer"]
-
-
-def found(value: Any, name: str) -> Iterator[Any]:
-    """All values of a name, at any depth of a specification."""
-    for own, each in value.items() if isinstance(value, dict) else enumerate(value):
-        if own == name:
-            yield each
-        if isinstance(each, dict | list):
-            yield from found(each, name)

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from experiments.report import points as module
 from experiments.report.charts import charts
-from experiments.study import panels
 from experiments.study.columns import Column, Table, key
 from experiments.study.figure import Points
 from experiments.study.groups import Estimate, Spread
 from experiments.study.panels import Axis
-from tests.experiments.report.figures import compiled, found, layers, results, runs
+from tests.experiments.report.figures import compiled, layers, results, runs
 
 LOSS = Axis("value", "loss")
 COMMON: dict[str, Any] = {"file": "f.png", "caption": "Loss", "by": "method", "y": LOSS,
@@ -69,46 +67,3 @@ def test_a_line_without_a_place_has_no_point(capfd: pytest.CaptureFixture[str]) 
         (chart,) = charts(Points(**COMMON), made({**values, **kept}))
         assert [*drawn(chart)] == [*kept]
         assert compiled(chart)["marks"] and capfd.readouterr().err == ""
-
-
-def test_the_legend_has_the_colors_of_the_marks() -> None:
-    """Also those of lines that have no point, as in the PNG."""
-    results = made({"mean": (1.0, 2.0), "top": (2.0, 3.0), "lost": (2.0, math.nan)})
-    colors = {"mean": "red", "top": "#00ff00", "lost": "blue"}
-
-    def mark(line: Any) -> dict[str, Any]:
-        return {"marker": "X", "color": colors[line["method"]]}
-
-    finish = panels.color_legend("method", mark)
-    (chart,) = charts(Points(**COMMON, mark=mark, finish=finish), results)
-    (scale,) = [each for each in found(chart.spec, "scale") if each and "domain" in each]
-    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
-        "mean": "#ff0000", "top": "#00ff00", "lost": "#0000ff"}  # fmt: skip
-    assert {name: row["color"] for name, row in drawn(chart).items()} == {
-        "mean": "#ff0000", "top": "#00ff00"}  # fmt: skip
-
-
-def test_many_or_numbered_points_have_numbers_with_a_note() -> None:
-    few = {"mean": (1.0, 2.0), "top": (2.0, 3.0)}
-    notes = [charts(Points(**COMMON, numbered=each), made(few))[0].note for each in (False, True)]
-    assert notes == ["", "1 mean, 2 top"]
-    many = {f"m{n}": (float(n + 1), 1.0) for n in range(module.MOST_NAMES + 1)}
-    (chart,) = charts(Points(**COMMON), made(many))
-    assert chart.note.startswith("1 m0, 2 m1") and "41 m40" in chart.note
-    assert drawn(chart)["m40"]["number"] == "41"
-    figure = Points(
-        **COMMON, joined=lambda line: line["method"] == "top", mark=lambda line: {"marker": "o"}
-    )
-    rows = drawn(charts(figure, made({**few, "other": (3.0, 4.0)}))[0])
-    assert rows["mean"]["color"] == rows["other"]["color"] != rows["top"]["color"]
-
-
-def test_the_band_of_a_reference_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
-    results = made({"mean": (1.0, Spread(2.0, 0.5)), "top": (2.0, 3.0)},
-                   reference={"method": "mean"})  # fmt: skip
-    figure = Points(**COMMON, finish=panels.reference_band("value"))
-    (chart,) = charts(figure, results)
-    added = [row for row in chart.rows if "name" not in row]
-    assert [row["rule"] for row in added if "rule" in row] == [2.0]
-    assert [(row["from"], row["to"]) for row in added if "from" in row] == [(1.5, 2.5)]
-    assert compiled(chart)["marks"] and capfd.readouterr().err == ""

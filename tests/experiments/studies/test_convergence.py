@@ -1,18 +1,16 @@
 """The study of convergence: cells, their constants, and counterexamples."""
 
-import jax
 import numpy as np
 import pytest
 
 from experiments.methods.convergence import CELLS
-from experiments.methods.strategies import COMPRESSIONS, STRATEGIES
+from experiments.methods.strategies import COMPRESSIONS
 from experiments.studies.convergence import COMPARED, Convergence
-from experiments.tasks.objectives import DIMENSION, constants
+from experiments.tasks.objectives import constants
 from experiments.training import convergence, counterexamples
 from experiments.training.convergence import settings
 from experiments.training.counterexamples import CONTROL, FAILS, stable_rate
 from experiments.training.rates import make_objective, make_schedule
-from jaxcomm import Context
 
 
 def test_constants_are_what_codecs_claim() -> None:
@@ -29,26 +27,6 @@ def test_constants_are_what_codecs_claim() -> None:
         np.testing.assert_allclose(found, values)
 
 
-@pytest.mark.parametrize("name", ["random_k", "dither"])
-def test_an_unbiased_codec_has_the_variance_that_the_study_assumes(name: str) -> None:
-    """Exactly that of its claim for random coordinates; at most that for dithering."""
-    row, x = COMPRESSIONS[name], jax.random.normal(jax.random.key(0), (DIMENSION,))
-    codec = row.codecs[0]
-
-    def decoded(key: jax.Array) -> jax.Array:
-        context = Context.of(x)
-        context = context.replace(coins=type(context.coins)(*jax.random.split(key)))
-        context = context.replace(statistics=codec.measure(context, x))
-        return codec.decode(context.received(), codec.encode(context, x)[0])
-
-    draws = jax.jit(jax.vmap(decoded))(jax.random.split(jax.random.key(1), 4000))
-    second = float((draws**2).sum(axis=1).mean() / (x**2).sum())
-    if name == "random_k":
-        assert second == pytest.approx(row.constant(0), rel=0.05)
-    else:
-        assert 1 < second <= row.constant(0)
-
-
 def test_schedules_follow_from_the_constants() -> None:
     cell = CELLS["delayed, top-k, feedback"]
     known = constants(make_objective("quadratic", 4))
@@ -58,18 +36,6 @@ def test_schedules_follow_from_the_constants() -> None:
     assert schedule.scale == pytest.approx(2 / known.convexity)
     short, long = (make_schedule("constant rate", cell, 0, 4, share) for share in (1.0, 0.25))
     assert short.slope == 0 and short.scale == pytest.approx(2 * long.scale)
-
-
-def test_cells_cover_the_table_of_the_survey() -> None:
-    kinds = {(each.of_strategy.architecture, each.of_strategy.synchronization)
-             for each in CELLS.values()}  # fmt: skip
-    assert kinds == {(s.architecture, s.synchronization) for s in STRATEGIES.values()}
-    assert {s for _, s in kinds} == {"synchronous", "stale", "asynchronous", "local"}
-    assert {each.compression for each in CELLS.values()} == {None, *COMPRESSIONS}
-    # Only unbiased codecs without feedback enter the leading term.
-    for cell in CELLS.values():
-        enters = cell.of_codec is not None and not cell.of_codec.has_feedback
-        assert cell.constant == float(enters)
 
 
 def test_the_stable_rate_is_where_the_largest_root_is_one() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experiments.methods import METHODS
+from experiments.methods import ALL_LABELS, ESTIMATORS, METHODS, expand
 from experiments.studies.digits import CONTROLS, STUDY, Digits
 from experiments.study import command
 from experiments.study.claims import Results
@@ -55,6 +55,14 @@ def test_without_a_control_or_the_method_the_claims_do_not_hold() -> None:
         results = analyzed(Digits(), **ratios)
         assert STUDY.exit_code(results) == 1
         assert any("not tested" in judgement.markdown for judgement in results.judgements)
+
+
+def test_all_selects_every_method_once_and_estimators_have_no_memory_or_vote() -> None:
+    assert set(Digits().methods) < set(ALL_LABELS)
+    assert expand(["mean", "mean"]) == ("mean",)
+    assert expand(["qsgd:16", "all", "mean"]) == ("qsgd:16", *ALL_LABELS)
+    assert {"mean", "terngrad", "random_10_percent"} < {*ESTIMATORS} < {*ALL_LABELS}
+    assert not {"sign_sgd", "ef_top_1_percent", "diana"} & {*ESTIMATORS}
 
 
 def test_the_claims_hold_in_the_committed_record() -> None:

@@ -20,7 +20,6 @@ from experiments.lab.network import Link, bits_per_second
 from experiments.lab.peers import METHODS as PEERS
 from experiments.studies.lab import Lab, parse_bandwidth
 from experiments.training.lab import (
-    PRESETS,
     Limits,
     labels,
     links,
@@ -44,7 +43,6 @@ def test_measurements_are_whole_periods_of_the_slowest_worker() -> None:
 
 
 def test_presets_and_links() -> None:
-    assert len(PRESETS["race"][0]) == 12 and len(PRESETS["race"][1]) == 3
     config = Lab(bandwidth=("1gbit",), between=("20mbit",), methods=("mean", "hierarchical"))
     assert links(config) == [Link(), Link("1gbit"), Link("20mbit", 2)]
     assert [tuple(each.values()) for each in settings(config) if each["method"] != "mean"] == [

@@ -1,6 +1,5 @@
 """The comparison of sparse methods: small runs, and wrong options."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from experiments.study.columns import Line
 from experiments.study.readme import write
 from experiments.study.store import read
 from experiments.study.tidy import of_kind
-from experiments.training import trainer
 from experiments.training.densities import LeafDensity
-from experiments.training.train import Program
 from tests.slow import slow
 
 
@@ -59,35 +56,6 @@ def check_record(folder: Path) -> dict[str, Line]:
 def sparse_leaves(folder: Path) -> list[str]:
     rows = [row for row in of_kind(read(folder), "fact") if row["about"] == "density"]
     return [leaf.leaf for leaf in map(LeafDensity.of, rows) if leaf.is_sparse]
-
-
-def fake(program: Program, seed: int, steps: int, log_every: int) -> list[dict[str, Any]]:
-    """The values of a run; training is slow to compile."""
-    name, rate = program.variant.label, program.learning_rate
-    loss = 5 + 0.1 * seed + 0.01 * (name == "union") + abs(math.log(rate / 0.1))
-    options = dict(program.variant.options)
-    loss += abs(math.log(options.get("ratio", 1) / 0.5))
-    scores = {"test_loss": loss, "test_accuracy": 0.5, "max_overflow": 0.25}
-    return [{**scores, "compression_error": 0.0}]
-
-
-@pytest.mark.slow
-def test_a_study_leaves_a_record_that_parses(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer, "train", fake)
-    options = {"learning_rates": (0.03, 0.1, 0.3), "trials": 12}
-    folder = tiny(tmp_path, text, ("mean", "union", "fetch_sgd"), **options)
-    lines = check_record(folder)
-    _, union, sketch = lines.values()
-    assert union["difference"] == pytest.approx(0.01 / (0.1 / 2**0.5)) and union["overflow"] == 0.25
-    others = {line["step_bytes"] - line["sparse_bytes"] for line in lines.values()}
-    assert len(others) == 1 and min(others) > 0
-    assert (sketch["learning_rate"], sketch["ratio"]) == ("0.1", "0.5") and union["ratio"] is None
-    trials = of_kind(read(folder), "trial")
-    assert {row["seed"] for row in trials} == {2}
-    assert {row.get("ratio", 0.25) for row in trials} == {0.25, 0.5, 1, 2}
-    assert sparse_leaves(folder) == ["Embed_0/embedding"]
 
 
 @pytest.mark.slow

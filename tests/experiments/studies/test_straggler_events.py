@@ -4,9 +4,6 @@ import itertools
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments.methods.policies import (
@@ -19,10 +16,8 @@ from experiments.methods.policies import (
 )
 from experiments.methods.stragglers import SPEEDS, WORKERS, Speeds
 from experiments.studies.stragglers import STUDY, Stragglers
-from experiments.training.event_runs import LENGTH, examples_of, times_of
 from experiments.training.slow_workers import Trainer
-from experiments.training.timeline import Link, timeline
-from jaxcomm.synchronization import deterministic, window_batches
+from jaxcomm.synchronization import deterministic
 from jaxcomm.synchronization.events import sent
 
 WIRE = Wire(bandwidth=1000.0, latency=0.5, all_reduce=7.0, bytes=400, rest_of_shard=30.0)
@@ -38,24 +33,6 @@ def test_seconds_of_messages_by_hand(travel: Any, seconds: float) -> None:
     if travel is with_full_gradients:  # A rounded gradient.
         assert float(travel(WIRE, sent(1, 100, 1, 400))) == pytest.approx(1.5)
     assert float(through_server(WIRE, sent(0, 0, 1, 400))) == pytest.approx(0.9)
-
-
-def test_times_and_examples_are_those_of_the_windows() -> None:
-    link = Link(0.0, 0.0, 0.0)
-    when = timeline("all_reduce", "blocking", "exponential", link, seconds=1.0,
-                    minibatch_seconds=0.01, minibatches=1, period=1, seed=3)  # fmt: skip
-    times = np.asarray(times_of("exponential", 0.01, 3))
-    assert times.shape == (LENGTH, WORKERS)
-    slowest = times[: len(when.seconds)].max(axis=1).cumsum(dtype=np.float64)
-    np.testing.assert_allclose(when.seconds, slowest, rtol=1e-5)
-    examples = np.asarray(examples_of(20, 8, 3))
-    places = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32), (WORKERS, 20))
-    first = jnp.arange(WORKERS, dtype=jnp.int32) * 2
-    dealt = window_batches(jax.random.key(3), places, first, minibatches=2, batch_size=8)
-    for worker, batches in enumerate(np.asarray(dealt).reshape(WORKERS, 2, 8)):
-        np.testing.assert_array_equal(examples[2 * worker : 2 * worker + 2, worker], batches)
-    # Two epochs are five batches of eight of the twenty examples.
-    assert (np.bincount(examples[:5, 0].ravel()) == 2).all()
 
 
 def run(method: str, form: str = "events", **options: Any) -> list[dict[str, Any]]:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.study.claims import Claim, Finding, Judgement, Results, judge_all, reject, state
+from experiments.study.claims import Claim, Finding, Judgement, Results, reject
 from experiments.study.columns import Column, Table, key
 from experiments.study.groups import mean_of, over_reference
 from experiments.study.judges import (
-    exceeds_a_limit,
     is_at_most,
     is_better,
     is_equivalent,
@@ -95,18 +94,6 @@ def test_a_claim_of_no_worse_is_one_sided(log: bool) -> None:
     assert is_equivalent("loss", 1.1 if log else 0.1, log=log)(data)[0].outcome == "does not hold"
 
 
-def test_a_claim_without_data_is_not_tested() -> None:
-    alone = results(a_top=[1.0, 2.0])
-    assert is_better("loss")(alone) == [Finding("a, top", "not tested", "there is no reference")]
-    one = results(a_mean=[1.0], a_top=[2.0])
-    for judge, data in (
-        (is_better("loss"), one),
-        (is_equivalent("loss", 1), one),
-        (is_at_most("ratio", 1), alone),
-    ):
-        assert outcomes(judge, data) == ["not tested"]
-
-
 def test_limits_hold_at_their_value_and_skip_lines_without_one() -> None:
     data = results(a_mean=[1.0], a_top=[2.0], a_top1=[3.0])
     found = is_at_most("ratio", 2)(data)
@@ -119,32 +106,6 @@ def test_limits_hold_at_their_value_and_skip_lines_without_one() -> None:
     found = is_within("ratio", 0.95, 1.25)(dataclasses.replace(data, lines=lines))
     assert [each.outcome for each in found] == ["does not hold", "holds"]
     assert found[0].numbers == "ratio 0.9, limits 0.95 and 1.25"
-
-
-def test_only_the_claimed_methods_are_judged() -> None:
-    data = results(a_mean=BASE, a_top=[2, 2.1, 2.3], a_low=[0.1, 0.2, 0.1])
-    both = is_better("loss", methods={"method": ("low", "top")})(data)
-    assert [each.where for each in both] == ["a, top", "a, low"]
-    top = {"method": "top"}
-    (found,) = is_better("loss", methods={"method": "low"}, reference=top)(data)
-    assert found.numbers.startswith("loss difference -2 (")  # Of means 0.13 and 2.13.
-    limits = exceeds_a_limit({"ratio": 2, "loss": 5}, methods={"method": ("top", "low")})
-    assert outcomes(limits, data) == ["holds", "does not hold"]
-    assert limits(data)[0].numbers == "ratio 2.13, limit 2; loss 2.13, limit 5"
-
-
-def test_the_summary_counts_the_settings() -> None:
-    claim = Claim("Lower is better.", is_better("loss"))
-    (judgement,) = judge_all([claim], THREE)
-    summary = "holds in 1 of 3 settings, does not hold in 1, not told apart in 1"
-    assert judgement.summary == summary
-    lines = judgement.markdown.splitlines()
-    assert lines[0] == f"Claim: Lower is better. Outcome: {summary}."
-    assert [line[:9] for line in lines[2:]] == ["- a, top:", "- b, top:", "- c, top:"]
-    assert Judgement(claim, []).markdown == "Claim: Lower is better. Outcome: not tested."
-    stated = state("toy", [claim, claim]).splitlines()
-    assert stated[0] == "# Claims of the study toy, stated before the first run"
-    assert stated[2:] == ["- Lower is better."] * 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +124,7 @@ def test_a_study_with_default_options_rejects_a_claim_that_does_not_hold() -> No
         return Results(config, [], [], environment, (judgement,))
 
     assert reject(of(Config(), "holds", "holds")) == 0
-    for outcomes in ((), ("holds", "not told apart"), ("not tested",), ("does not hold",)):
+    for outcomes in ((), ("holds", "not told apart"), ("does not hold",)):
         assert reject(of(Config(record="other", devices=8), *outcomes)) == 1
         assert reject(of(Config(steps=4), *outcomes)) == 0
         assert reject(of(Config(), *outcomes, environment="devices: 4 x cpu\n")) == 0

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from experiments.cli.configs import Predict
-from experiments.cli.errors import ExperimentError
 from experiments.study import predictions
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
@@ -56,18 +55,6 @@ def test_a_prediction_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "steps too: global_qsgd:8, 1.00 x its time, and 1.00 x the least" in text
     assert predictions.main(Predict(str(tmp_path))) == 0
     assert "100mbit: median error" in capsys.readouterr().out
-
-
-def test_what_cannot_be_predicted_is_refused(tmp_path: Path) -> None:
-    for change, message in (
-        ({"study": "digits"}, "is not a record of the study `lab`"),
-        ({"model": "words"}, "must have one of the models mlp, transformer"),
-    ):
-        with pytest.raises(ExperimentError, match=message):
-            predictions.main(Predict(str(record(tmp_path, TIMES, **change))))
-    times = {pair: taken for pair, taken in TIMES.items() if pair != ("unshaped", "mean")}
-    with pytest.raises(ExperimentError, match="lacks `mean` on the unshaped link"):
-        predictions.read_measured(record(tmp_path, times))
 
 
 @pytest.mark.slow

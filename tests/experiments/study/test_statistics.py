@@ -161,9 +161,7 @@ def test_one_side_needs_half_the_evidence_and_no_level_turns_a_sign_around() -> 
     difference = paired_difference(by_seed([1.0, 2.0, 3.0]), by_seed([0.0, 0.4, 2.4]))
     assert 0.05 < difference.p_value < 0.1
     assert verdict(difference) == "not told apart"
-    assert (
-        verdict(difference, one_sided="worse") == verdict(difference, significance=0.1) == "worse"
-    )
+    assert verdict(difference, one_sided="worse") == "worse"
     slightly_lower = paired_difference(by_seed([1.0, 2.0, 2.9]), by_seed([1.1, 1.9, 3.0]))
     assert slightly_lower.mean < 0 and slightly_lower.p_greater < 0.9
     assert verdict(slightly_lower, significance=0.9, one_sided="worse") == "not told apart"
@@ -174,16 +172,10 @@ def test_equivalence_is_undecided_without_data_and_false_for_divergence() -> Non
     assert not few.is_equivalent and not few.is_different and math.isnan(few.p_value)
     diverged = equivalence({0: 1.0, 1: NAN}, {0: 1.0, 1: 1.0}, 0.1)
     assert not diverged.is_equivalent and diverged.is_different
-    near = equivalence(by_seed([1.0, 1.1]), by_seed([1.0, 1.0]), 0.1)
-    assert not near.is_equivalent and not near.is_different
     log = equivalence(by_seed([110.0, 111.0]), by_seed([100.0, 100.0]), 0.2, log=True)
     assert log.is_equivalent and log.difference.mean == pytest.approx(math.log(1.105), abs=1e-3)
 
 
 def test_impossible_levels_are_errors() -> None:
-    with pytest.raises(ValueError, match="margin must be above 0, got 0"):
-        equivalence({}, {}, 0)
     with pytest.raises(ValueError, match="level must be above 0 and below 1"):
         paired_difference({}, {}, level=95)
-    with pytest.raises(ValueError, match="significance must be"):
-        verdict(paired_difference({}, {}), significance=5)

@@ -51,8 +51,6 @@ def test_words_are_those_of_the_formula(bits: int) -> None:
         ("mosaic_gpu", 10, 700, "uint32"),
         slow("mosaic_tpu", 1, 300_000, "bool"),
         slow("mosaic_gpu", 1, 17_000, "bool"),
-        slow("mosaic_tpu", 8, 4096, "uint8"),
-        slow("mosaic_gpu", 4, 4096, "uint32"),
         slow("mosaic_gpu", 32, 1, "uint32"),
         # What is not promised is at least the same on every backend: too large numbers spill.
         slow("mosaic_tpu", 16, 900, "too large"),
@@ -70,19 +68,6 @@ def test_kernels_are_the_reference(name: Any, bits: int, size: int, dtype: str) 
         again = jax.jit(functools.partial(unpack, **options, implementation=name))(words)
     np.testing.assert_array_equal(words, expected, strict=True)
     np.testing.assert_array_equal(again, unpack(expected, **options), strict=True)
-
-
-def test_the_layout_stays() -> None:
-    """What is on the wire and in checkpoints of words, word by word."""
-    numbers = jnp.arange(1, 12, dtype=jnp.uint32)
-    assert [hex(word) for word in pack(numbers, bits=4)] == ["0xb97531", "0xa8642"]
-    words = [hex(word) for word in pack(numbers, bits=10)]
-    assert words == ["0x901401", "0xa01802", "0xb01c03", "0x2004"]
-    assert [hex(word) for word in pack(numbers % 2 == 1, bits=1)] == ["0x555"]
-    assert [hex(word) for word in pack(numbers.astype("uint8"), bits=16)][:2] == [
-        "0x70001",
-        "0x80002",
-    ]
 
 
 @pytest.mark.parametrize(("largest", "workers"), [(1, 255), slow(6, 5), slow(2**16 - 1, 1)])

@@ -9,10 +9,8 @@ import optax
 import pytest
 
 from jaxcomm import Context
-from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import events, shifted_exponential
 from jaxcomm.synchronization.events import Policy
-from jaxcomm.synchronization.events._asy_lpg import rounding_error
 from jaxcomm.synchronization.events._lazy import _nearest_on_grid
 from tests.slow import slow
 from tests.synchronization.events import problem
@@ -56,21 +54,6 @@ def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
     np.testing.assert_allclose(decoded, nearest, atol=1e-5)
     assert payload.size == -(-300 // (32 // bits))
     assert not there_and_back(jnp.zeros(300))[1].any()
-
-
-@pytest.mark.slow
-def test_the_rounding_error_of_the_precision_rule_is_exact() -> None:
-    x = jnp.asarray(np.random.default_rng(0).normal(size=2000), jnp.float32)
-    codec, context = dither(bits=4), Context.of(x)
-    context = context.replace(statistics=codec.measure(context, x))
-
-    def error(key: jax.Array) -> jax.Array:
-        drawn = context.replace(coins=context.coins._replace(private=key))
-        return jnp.sum(jnp.square(codec.decode(drawn, codec.encode(drawn, x)[0]) - x))
-
-    errors = jax.jit(jax.vmap(error))(jax.random.split(jax.random.key(0), 200))
-    deviation = float(jnp.std(errors)) / 200**0.5
-    assert abs(float(jnp.mean(errors)) - float(rounding_error({"a": x}, 4))) < 5 * deviation
 
 
 @pytest.mark.slow
