@@ -168,7 +168,7 @@ def test_what_a_model_is_too_large_for_is_omitted() -> None:
     found = advise(shapes_of_count(3 * 10**9), 8, link="100Gbit", step_seconds=1.0)
     assert len(found.rows) == 7
     assert found.assumptions[-1].startswith(
-        'Omitted: jaxcomm.top_k_sgd("data", ratio=0.01): A bucket'
+        'Omitted: jaxcomm.top_k_sgd("data", ratio=0.01): A unit'
     )
 
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import scheduling, synchronization
+from jaxcomm import gossip, scheduling, synchronization
 from jaxcomm.training import (
     fully_sharded_value_and_grad,
     make_overlapped_step,
@@ -190,12 +190,37 @@ def test_sent_in_the_backward_pass(name: str, where: str) -> None:
     check_the_mean(name, where, scheduling.wait_free(jaxcomm.mean()))
 
 
-# Methods that average the parameters of all workers in every second step.
-LOCAL = optax.chain(optax.sgd(RATE), synchronization.local_sgd(2))
-APART = {
-    "auto": synchronization.diloco(optax.sgd(RATE), optax.sgd(1.0), 2),
-    "simulated": LOCAL,
-    "explicit": LOCAL,
+@pytest.mark.parametrize(("name", "where"), first_quick(FEW, ["auto", "explicit", "simulated"]))
+def test_a_scan_of_steps_is_a_loop(name: str, where: str) -> None:
+    tx, keys = optax.chain(jaxcomm.mean(), optax.sgd(RATE)), jax.random.split(KEY)
+    step, first = build(name, tx, at(where))
+
+    def body(carry: Any, key: Any) -> Any:
+        carry, metrics = stepped(step, name, carry, key)
+        return carry, metrics["loss"]
+
+    found, values = jax.jit(lambda carry: jax.lax.scan(body, carry, keys))(first)
+    carry, losses = first, []
+    for key in keys:
+        carry, loss = body(carry, key)
+        losses.append(loss)
+    like, size = LOSSES[name]().params, RATE * size_of(at_first(name, devices_at(where)))
+    close(values, wide(jnp.stack(losses)), like)
+    close(found[:-1], wide(carry[:-1]), like, size)
+
+
+# Of methods whose parameters differ by worker: what one step makes of each worker's own.
+RING = np.array([[np.isin((i - j) % 8, [0, 1, 7]) / 3 for j in range(8)] for i in range(8)])
+LOCAL = [np.eye(8), np.full((8, 8), 1 / 8)]
+APART: dict[str, tuple[Callable[[], Any], list[np.ndarray]]] = {
+    "auto": (lambda: synchronization.diloco(optax.sgd(RATE), optax.sgd(1.0), 2), LOCAL),
+    "simulated": (lambda: optax.chain(optax.sgd(RATE), synchronization.local_sgd(2)), LOCAL),
+    "explicit": (
+        lambda: optax.chain(
+            optax.sgd(RATE), gossip.dpsgd(gossip.ring(8), order="adapt_then_combine")
+        ),
+        [RING, RING],
+    ),
 }
 
 
@@ -205,12 +230,13 @@ def own_of(params: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "where"), first_quick(FEW, APART))
 def test_every_workers_own_gradient(name: str, where: str) -> None:
-    """Two steps, in NumPy: each worker's gradient at its own parameters, and then the mean."""
+    """Two steps, in NumPy: each worker's gradient at its own parameters, mixed by a matrix."""
     loss, workers = LOSSES[name](), at(where)
+    make, mixings = APART[where]
     params, *states = (jaxcomm.replicate(x, workers) for x in (loss.params, *states_of(loss)))
-    step, (_, *_, opt_state) = build(name, APART[where], workers, params, metrics="own")
+    step, (_, *_, opt_state) = build(name, make(), workers, params, metrics="own")
     carry: Any = (params, *states, opt_state)
-    for mixing in (np.eye(8), np.full((8, 8), 1 / 8)):
+    for mixing in mixings:
         before = own_of(carry[0])
         each = alone(name, DEVICES, before, own_of(carry[1]) if states else None)
         carry, metrics = stepped(step, name, carry)

@@ -1,6 +1,8 @@
-"""Kernels in a loss: attention of JAX, and one written here."""
+"""Attention of JAX, and kernels in a loss."""
 
 import functools
+import warnings
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -11,12 +13,40 @@ from jax.experimental.pallas.ops.tpu import flash_attention as tpu_attention
 
 from tests.training.losses._table import (
     ROWS,
+    TIME,
     WIDTH,
     Loss,
     draw,
     listed,
     third_party,
 )
+
+
+def of_attention(
+    attention: Callable[..., jax.Array], time: int, width: int, heads_first: bool = False
+) -> Loss:
+    """Attention of two heads; queries, keys and values are [rows, time, heads, width]."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        parts = jnp.reshape(x @ params, (*x.shape[:2], 3, 2, width))
+        parts = jnp.moveaxis(parts, 2, 0)
+        return jnp.mean(attention(*(jnp.swapaxes(parts, 2, 3) if heads_first else parts)) ** 2)
+
+    return Loss(third_party(loss), 0.1 * draw(WIDTH, 6 * width), draw(ROWS, time, WIDTH))
+
+
+@listed()
+def dot_product_attention() -> Loss:
+    return of_attention(functools.partial(jax.nn.dot_product_attention, is_causal=True), TIME, 4)
+
+
+@listed()
+def pallas_attention_of_gpu() -> Loss:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from jax.experimental.pallas.ops.gpu import attention as module  # It names its successor.
+
+    options = {"segment_ids": None, "causal": True, "interpret": True, "num_stages": 1}
+    return of_attention(functools.partial(module.mha, **options), 16, 16)
 
 
 def interpreted() -> Any:
@@ -46,13 +76,7 @@ flash_attention.defvjp(_forward, _backward)
 
 @listed()
 def pallas_attention_of_tpu() -> Loss:
-    """Of two heads; queries, keys and values are [rows, heads, time, width]."""
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        parts = jnp.reshape(x @ params, (*x.shape[:2], 3, 2, 8))
-        return jnp.mean(flash_attention(*jnp.transpose(parts, (2, 0, 3, 1, 4))) ** 2)
-
-    return Loss(third_party(loss), 0.1 * draw(WIDTH, 48), draw(ROWS, 128, WIDTH))
+    return of_attention(flash_attention, 128, 8, heads_first=True)
 
 
 @listed()

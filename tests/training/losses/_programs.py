@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.experimental import sparse
+from jax.experimental.ode import odeint
 
 from tests.training.losses._table import (
     CLASSES,
@@ -20,6 +22,16 @@ from tests.training.losses._table import (
     sequences,
     third_party,
 )
+
+
+@listed()
+def differential_equation() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        field = lambda y, t, w: jnp.tanh(y @ w) - 0.1 * t  # noqa: E731
+        end = lambda x: odeint(field, x, jnp.linspace(0.0, 1.0, 2), params, rtol=1e-6)[-1]  # noqa: E731
+        return jnp.mean(jax.vmap(end)(x) ** 2)
+
+    return Loss(third_party(loss), draw(WIDTH, WIDTH), draw(ROWS, WIDTH))
 
 
 @listed()
@@ -40,6 +52,25 @@ def checkpointed_layers() -> Loss:
         return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
 
     return Loss(loss, draw(3, WIDTH, WIDTH), draw(ROWS, WIDTH))
+
+
+@listed()
+def associative_scan() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        combine = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])  # noqa: E731
+        decay = jnp.broadcast_to(jax.nn.sigmoid(params), x.shape)
+        return jnp.mean(lax.associative_scan(combine, (decay, x), axis=1)[1] ** 2)
+
+    return Loss(third_party(loss), draw(WIDTH), sequences()[0])
+
+
+@listed()
+def fori_loop() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        body = lambda i, total: total + jnp.sin(jnp.float32(i) * params) @ x.mean(axis=0)  # noqa: E731
+        return lax.fori_loop(0, 3, body, 0.0)
+
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
 @listed()
@@ -79,6 +110,25 @@ def constant_branch() -> Loss:
 
 
 @listed()
+def fourier() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        filtered = jnp.fft.irfft(jnp.fft.rfft(x) * lax.complex(params, params**2), n=8)
+        return jnp.mean(jnp.abs(jnp.fft.fft(filtered)) ** 2)
+
+    return Loss(third_party(loss), draw(5), draw(ROWS, 8))
+
+
+@listed()
+def sorting() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        score = x @ params
+        ranked = jnp.sort(score)[len(x) // 2 :]
+        return jnp.mean(ranked) + lax.top_k(score, 1)[0][0] + score[jnp.argsort(x[:, 0])[0]]
+
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
+
+
+@listed()
 def host_callback() -> Loss:
     @jax.custom_jvp
     def sine(x: jax.Array) -> jax.Array:
@@ -88,6 +138,25 @@ def host_callback() -> Loss:
 
     sine.defjvps(lambda slope, out, x: slope * jnp.cos(x))
     return Loss(lambda w, x: jnp.mean(sine(x @ w) ** 2), draw(WIDTH), draw(ROWS, WIDTH))
+
+
+@listed()
+def segments() -> Loss:
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, group = batch
+        return jnp.mean(jax.ops.segment_sum(x @ params, group, CLASSES) ** 2)
+
+    return Loss(loss, draw(WIDTH), (draw(ROWS, WIDTH), labels(ROWS)))
+
+
+@listed()
+def embedding() -> Loss:
+    def loss(params: Any, batch: Any) -> jax.Array:
+        vectors = params["table"][batch].mean(axis=1)
+        return jnp.mean(jnp.tanh(vectors @ params["table"].T) ** 2) + params["bias"] ** 2
+
+    params = {"table": draw(CLASSES, WIDTH), "bias": jnp.float32(0.5)}
+    return Loss(loss, params, labels(ROWS, TIME))
 
 
 @listed()
@@ -102,6 +171,15 @@ def meta_learning() -> Loss:
         return jnp.mean(jax.vmap(of_row)(*batch))
 
     return Loss(loss, draw(WIDTH), (sequences()[0], draw(ROWS, TIME, seed=2)))
+
+
+@listed()
+def hessian_penalty() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        inner = lambda w: jnp.mean(jnp.tanh(x @ w))  # noqa: E731
+        return inner(params) + jnp.trace(jax.hessian(inner)(params)) ** 2
+
+    return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
 
 
 @listed(key=True, model_state=True)
@@ -138,6 +216,16 @@ def axis_of_its_own() -> Loss:
         return jnp.mean(jnp.tanh(jax.vmap(centered, axis_name="rows")(x) @ params) ** 2)
 
     return Loss(loss, draw(WIDTH), draw(ROWS, WIDTH))
+
+
+@listed()
+def sparse_matrix() -> Loss:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        indices = jnp.array([[0, 0], [1, 2], [2, 1]])
+        matrix = sparse.BCOO((params, indices), shape=(WIDTH, WIDTH))
+        return jnp.mean((matrix @ x.T) ** 2)
+
+    return Loss(third_party(loss), draw(3), draw(ROWS, WIDTH))
 
 
 @listed()

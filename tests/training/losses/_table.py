@@ -26,7 +26,7 @@ class Loss(NamedTuple):
     shared: Any = None
 
 
-LOSSES: dict[str, Any] = {}
+LOSSES: dict[str, Callable[[], Loss]] = {}
 WITH_STATE: set[str] = set()
 WITH_KEY: set[str] = set()
 
@@ -48,8 +48,8 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def labels(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(1).integers(0, CLASSES, size=shape), jnp.int32)
+def labels(*shape: int, classes: int = CLASSES) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).integers(0, classes, size=shape), jnp.int32)
 
 
 def sequences() -> tuple[jax.Array, jax.Array]:
