@@ -14,8 +14,15 @@ KINDS = {
     *("sharded_server", "top_k_sgd", "diana"),
     *("dpsgd", "matcha", "choco_sgd", "choco_sgd_over_matcha", "overlap_sgp"),
     *("diloco", "pr_sgd", "streaming_diloco"),
+    *("bulk_synchronous", "stale_synchronous_2", "easgd", "ad_psgd", "decoupled_diloco"),
+    *("nonzero_doubling", "error_feedback_s2_sketch"),
 }
-TABLES = ("tests.cases", "tests.laws", "jaxcomm.catalogue")  # Whose rows are of a method.
+TABLES = (
+    "tests.cases",
+    "tests.laws",
+    "tests.synchronization.events",
+    "jaxcomm.catalogue",
+)  # Whose rows are of a method.
 
 
 def slow(*values: Any) -> Any:

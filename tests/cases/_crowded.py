@@ -42,7 +42,6 @@ class Crowded(NamedTuple):
       lost: The value of `overflow` in `diagnostics` if it is dropped.
       exact: The mean is exact if everything fits.
       filled: How many rows are not zero if the capacity is exceeded.
-      slow: In the slow run only, since it shares its code with others.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Crowded(NamedTuple):
     lost: float | None = None
     exact: bool = True
     filled: int = FILLED
-    slow: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -114,7 +112,6 @@ CROWDED = [
         (jaxcomm.s2_reducer, s2_sketch),
         lost=1 / 2,
         exact=False,
-        slow=True,
     ),
     Crowded(
         "s2_reducer_peel",
@@ -152,7 +149,6 @@ CROWDED = [
         (nonzero,),
         lost=FILLED - 12,  # Three of the ten rows of each of four servers.
         exact=False,
-        slow=True,
     ),
     Crowded(
         "nonzero_two_stage_of_the_mean",
@@ -165,7 +161,6 @@ CROWDED = [
         ),
         (nonzero,),
         exact=False,
-        slow=True,
     ),
     Crowded(
         "nonzero_doubling",
@@ -179,7 +174,6 @@ CROWDED = [
         (nonzero,),
         lost=FILLED - FITTING,
         exact=False,
-        slow=True,
     ),
     Crowded(
         "error_feedback_nonzero",
@@ -195,7 +189,6 @@ CROWDED = [
         (nonzero_union,),
         keeps=True,
         residual=_own,
-        slow=True,
     ),
     Crowded(
         "error_feedback_threshold",
@@ -203,7 +196,6 @@ CROWDED = [
         (threshold,),
         keeps=True,
         residual=_own,
-        slow=True,
     ),
     Crowded(
         "error_feedback_s2_sketch",
@@ -213,7 +205,6 @@ CROWDED = [
         (s2_sketch,),
         keeps=True,
         residual=_own,
-        exact=False,
     ),
     Crowded(
         "error_feedback_s2_sketch_peel",
@@ -223,8 +214,6 @@ CROWDED = [
         (s2_sketch,),
         keeps=True,
         residual=_own,
-        exact=False,
-        slow=True,
     ),
     Crowded(
         "error_feedback_scaled_s2_sketch",
@@ -234,8 +223,6 @@ CROWDED = [
         (s2_sketch,),
         keeps=True,
         residual=_own,
-        exact=False,
-        slow=True,
     ),
     Crowded(
         "error_feedback_s2_codes",
@@ -245,8 +232,6 @@ CROWDED = [
         (s2_codes,),
         keeps=True,
         residual=_own,
-        exact=False,
-        slow=True,
     ),
     Crowded(
         "variance_based",
@@ -254,8 +239,6 @@ CROWDED = [
         (),
         keeps=True,
         residual=_own,
-        exact=False,
-        slow=True,
     ),
     Crowded(
         "ada_comp",
@@ -263,15 +246,12 @@ CROWDED = [
         (),
         keeps=True,
         residual=_own,
-        exact=False,
-        slow=True,
     ),
     Crowded(
         "sparcml",
         lambda overflow: jaxcomm.sparcml(density=DENSITY, union_density=DENSITY, diagnostics=True),
         (),
         keeps=True,
-        slow=True,
     ),
     Crowded(
         "parallax",
@@ -282,6 +262,5 @@ CROWDED = [
         ),
         (),
         keeps=True,
-        slow=True,
     ),
 ]

@@ -72,10 +72,7 @@ def test_an_axis_of_another_name_is_named(case: Case | GossipCase | LocalCase) -
     "tx",
     [
         jaxcomm.mean(),
-        jaxcomm.power_sgd(rank=2),
         jaxcomm.skip_nonfinite(jaxcomm.mean("batch")),
-        jaxcomm.accumulate(optax.chain(jaxcomm.mean("batch")), 2),
-        jaxcomm.warmup([jaxcomm.mean(), jaxcomm.global_qsgd()], 3),
     ],
 )
 def test_steps_name_it_too(tx: Any) -> None:

@@ -362,23 +362,8 @@ def _replicated(tx: Any, axis_name: Any, **options: Any) -> Any:
             "keeps memory.*Only the last stage",
         ),
         (
-            lambda: jaxcomm.hierarchical(jaxcomm.mean("ici"), outer_axes="ici"),
-            "one or more stages over other axes",
-        ),
-        (lambda: local_sgd(2, axis_name=("data", "data")), "several distinct axes"),
-        (
-            lambda: gossip.dpsgd(gossip.ring(4), axis_name=("data", "data")),
-            "several distinct axes",
-        ),
-        (
             lambda: local_sgd(2, aggregator=jaxcomm.mean("ici")),
             r"`aggregator` averages over \['ici'\].*`axis_name`='data'",
-        ),
-        (
-            lambda: sharded(diloco(optax.sgd(0.1), optax.sgd(0.7), 2), KINDS[0])[0](
-                *sharded(diloco(optax.sgd(0.1), optax.sgd(0.7), 2), KINDS[0])[1:], BATCHES[0][:6]
-            ),
-            "evenly divide",
         ),
     ],
 )

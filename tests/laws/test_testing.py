@@ -179,7 +179,6 @@ def _about_the_mean() -> Codec:
 COUNT = Memory(shared=jnp.zeros(()))
 OWN = Memory(own=jnp.zeros(()))
 BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
-    "rounds down": ("unbiased", lambda: whole(round_=lambda context, x: jnp.floor(x))),
     "rounds towards zero": ("unbiased", lambda: whole(round_=lambda context, x: jnp.trunc(x))),
     "claims half the variance": (
         "variance",
@@ -233,21 +232,10 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
             lambda after: after._replace(own=after.own.astype(jnp.bfloat16)), with_memory(OWN)
         ),
     ),
-    "remembers more": (
-        "memory types",
-        lambda: _encode_then(lambda after: after._replace(own=(after.own,)), with_memory(OWN)),
-    ),
-    "settles on another dtype": (
-        "decoded",
-        lambda: whole(
-            finalize=lambda context, payload, mean: (mean.astype(jnp.bfloat16), context.memory)
-        ),
-    ),
     "decodes to bfloat16": (
         "decoded",
         lambda: _decoded(lambda context, x: x.astype(jnp.bfloat16), whole()),
     ),
-    "decodes a flat array": ("decoded", lambda: _decoded(lambda context, x: x.ravel(), whole())),
     "depends on all that it says it does not": ("layout", _about_the_mean),
     "lies as no codec does": ("layout", lambda: whole(layout="joind")),
     "has a mean for a statistic, and says that it is shared": (
@@ -257,8 +245,6 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         ),
     ),
     "sends a number": ("payload", lambda: whole(encode=lambda context, x: ((1.0,), Memory()))),
-    "sends nothing": ("payload", lambda: whole(encode=lambda context, x: ((), Memory()))),
-    "agrees on nothing": ("statistics", lambda: whole(reduce_statistics=())),
     "agrees on a mean": ("statistics", lambda: whole(reduce_statistics=Peak("mean"))),
     "measures in bfloat16": (
         "statistics",

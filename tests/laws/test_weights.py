@@ -13,21 +13,13 @@ from tests.cases import CASES, WEIGHTED, Case
 from tests.workers import aggregate, gradients, initial, one_leaf
 
 
-@pytest.mark.parametrize("weight", [2.0**-101, 2.0**101])
-def test_a_weight_that_is_known_to_be_out_of_range_is_an_error(weight: float) -> None:
-    tx, updates = jaxcomm.mean(), one_leaf()
-    update = jax.vmap(lambda g: tx.update(g, tx.init(g), weight=weight)[0], axis_name="data")
-    with pytest.raises(ValueError, match=r"`weight` must be 0 or from 2\*\*-100 to 2\*\*100"):
-        jax.eval_shape(update, updates)
-
-
-@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf])
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 2.0**-101, 2.0**101])
 @pytest.mark.parametrize("case", WEIGHTED, ids=repr)
 def test_a_weight_that_is_known_to_be_none_is_an_error(case: Case, weight: float) -> None:
     tx, updates = case.make(), one_leaf()
     state = initial(tx, updates, "vmap")
     update = jax.vmap(lambda g: tx.update(g, state, weight=weight)[0], axis_name="data")
-    with pytest.raises(ValueError, match=f"`weight` must be 0 or from .* got {weight}"):
+    with pytest.raises(ValueError, match=r"`weight` must be 0 or from .* got"):
         jax.eval_shape(update, updates)
 
 

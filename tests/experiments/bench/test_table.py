@@ -91,12 +91,6 @@ def test_noise_and_improvements_are_not_regressions(changes: dict[str, Any]) -> 
     assert worse(**changes) == []
 
 
-def test_noise_of_the_record_counts_too() -> None:
-    after = {**ROW, "nanoseconds": [10.5, 10.6]}
-    noisy = {**ROW, "nanoseconds": [9.0, 11.0]}
-    assert compare.regressions({"top_k": noisy}, [after]) == []
-
-
 def test_a_verdict_names_the_commits() -> None:
     slow = {**ROW, "lines": 2000}
     assert compare.verdict({"top_k": ROW}, [ROW]) == [
@@ -118,12 +112,6 @@ def write(folder: Path, record: BenchRecord, finished: bool = True) -> Path:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = BenchRecord(HEADER, [ROW, {**ROW, "name": "gtop_k"}], [FAMILY])
     assert bench_record.read(write(tmp_path / "a", record)) == record
-    other = write(tmp_path / "b", BenchRecord({**HEADER, "schema": 0}, [], []))
-    with pytest.raises(ExperimentError, match="not a record of the bench with schema 1"):
-        bench_record.read(other)
-    lacking = {name: value for name, value in FAMILY.items() if name != "peak"}
-    with pytest.raises(ExperimentError, match="a row of kind bench_memory that lacks a column"):
-        bench_record.read(write(tmp_path / "c", BenchRecord(HEADER, [], [lacking])))
 
 
 def test_each_row_is_compared_with_the_newest_comparable_row(tmp_path: Path) -> None:

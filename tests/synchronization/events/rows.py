@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
-import pytest
 
 from jaxcomm import gossip
 from jaxcomm.compression.feedback import error_feedback
@@ -198,17 +197,5 @@ ROWS = [
         lambda: oracle.Decoupled(0.1, 0.7, 0.5, 2, 2, 0.4, [1.0, 2.0, 1.0, 3.0]),
     ),
 ]
-QUICK = {"bulk_synchronous", "backup_workers", "stale_synchronous_2", "parameter_server_aware"}
-QUICK |= {"easgd", "ad_psgd", "d_admm", "laq", "decoupled_diloco"}
-
-
-def marked(rows: list[Row], quick: set[str] = QUICK) -> list[Any]:
-    """The rows as parameters; those outside of `quick` are slow tests."""
-    return [
-        pytest.param(row, marks=() if row.name in quick else pytest.mark.slow, id=row.name)
-        for row in rows
-    ]
-
-
 REPLAYED = [row for row in ROWS if row.rule]
 PLAIN = [row for row in ROWS if row.plain]

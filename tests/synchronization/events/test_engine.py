@@ -22,9 +22,7 @@ from jaxcomm.synchronization.events import Event, Policy
 from jaxcomm.synchronization.events._engine import EventLoop, Seconds, first, last, later
 from tests.slow import slow
 from tests.synchronization.events.problem import halved
-from tests.synchronization.events.rows import PLAIN, Row, marked
-
-COPIES = {"easgd"}  # Without the barrier of `row`, this one copies.
+from tests.synchronization.events.rows import PLAIN, Row
 
 
 def compiled(policy: Policy, straggler: Straggler, **options: Any) -> EventLoop:
@@ -93,7 +91,7 @@ def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
     assert (other.start(jnp.ones(3)).due.high != start.due.high).all()
 
 
-@pytest.mark.parametrize("row", marked(PLAIN, {"decoupled_diloco"}))
+@pytest.mark.parametrize("row", PLAIN, ids=repr)
 def test_progress_may_be_donated_and_the_parameters_stay(row: Row) -> None:
     params = jnp.zeros(3)
     loop = events.event_loop(row.policy(4), row.plain, row.straggler, workers=4)
@@ -123,7 +121,7 @@ def test_a_gradient_that_is_not_finite_is_seen() -> None:
     assert finals == [False, True]
 
 
-@pytest.mark.parametrize("row", marked(PLAIN, {"decoupled_diloco"}))
+@pytest.mark.parametrize("row", PLAIN, ids=repr)
 def test_parameters_keep_their_dtypes(row: Row) -> None:
     assert row.plain is not None
     params = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones((1, 2), jnp.bfloat16)}
@@ -145,7 +143,7 @@ def temporaries(row: Row, workers: int, size: int) -> int:
     return memory.temp_size_in_bytes
 
 
-@pytest.mark.parametrize("row", marked([row for row in PLAIN if not row.grows], COPIES))
+@pytest.mark.parametrize("row", [row for row in PLAIN if not row.grows], ids=repr)
 def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
     # A copy would take 4 x 512 x 2048 = 4 MiB.
     assert temporaries(row, 512, 2048) - temporaries(row, 8, 2048) < 2**17

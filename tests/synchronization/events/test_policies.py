@@ -11,11 +11,11 @@ import pytest
 from jaxcomm.synchronization import deterministic, events
 from tests.slow import slow
 from tests.synchronization.events.problem import vector
-from tests.synchronization.events.rows import REPLAYED, Row, marked
+from tests.synchronization.events.rows import REPLAYED, Row
 from tests.synchronization.events.simulated import run_named, run_of
 
 
-@pytest.mark.parametrize("row", marked(REPLAYED))
+@pytest.mark.parametrize("row", REPLAYED, ids=repr)
 def test_a_policy_equals_its_oracle(row: Row) -> None:
     run = run_of(row)
     for field in ("worker", "number", "staleness"):
