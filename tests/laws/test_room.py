@@ -248,13 +248,3 @@ def test_wrappers_wrap_both_forms(name: str) -> None:
     expected, _ = send(WRAPPERS[name](strict.drop_overflow), wrapped.init(x), x)
     np.testing.assert_array_equal(q, expected)
     assert np.isfinite(q).all()
-
-
-@pytest.mark.parametrize("keep", [feedback.ecq, feedback.diana])
-def test_feedback_of_the_unbiased_drops_too(keep: Any) -> None:
-    codec, x = (
-        sketches.s2_sketch(density=0.5, sketch_ratio=1.0, granularity="element"),
-        jnp.ones(16),
-    )
-    q, _ = send(keep(codec), keep(codec).init(x), x)
-    assert keep(codec).drop_overflow is None and np.isfinite(q).all()
