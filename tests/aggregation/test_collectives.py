@@ -46,7 +46,7 @@ ROWS = [(method, scope) for method in METHODS for scope in ("leaf", "bucket")]
 
 @pytest.mark.parametrize(
     ("method", "scope", "leaves"),
-    [("summed", "leaf", 5), *(slow(*row, 24) for row in ROWS)],
+    [("summed", "leaf", 5), *(slow(*row, 8) for row in ROWS)],
 )
 def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
     build, number = METHODS[method]

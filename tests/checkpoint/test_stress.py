@@ -7,7 +7,7 @@ import pytest
 from tests.checkpoint.running import run
 from tests.checkpoint.sequences import sequence
 
-SEQUENCES = 120
+SEQUENCES = 80
 TOGETHER = 40
 SECONDS = 30  # For each sequence, on a busy machine.
 
