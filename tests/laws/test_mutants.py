@@ -16,7 +16,6 @@ from tests.laws import test_local
 from tests.laws.test_every_worker import check_every_worker, first_state
 from tests.mutants import FORGETFUL, WORKERS, honest, remembers, uncaught
 
-
 # One for each way in which updates are exchanged and memory is kept, and for each kind of message.
 EXCHANGES = {
     *("mean", "majority_vote", "global_qsgd", "global_qsgd_exponential", "two_stage_8_bits"),
