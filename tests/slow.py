@@ -8,8 +8,8 @@ import pytest
 # The laws of types, of the wire, and of the mean and one worker's NaN: for every method.
 EVERY = {"test_update_types", "test_types", "test_bytes", "test_every_worker"}
 
-# The others: a method of each kind, with its first parameters: exact, summed, in two stages, gathered
-# with feedback; mixed, mixed with memory, pushed; around an optimizer, of its state, in parts.
+# The others: a method of each kind, with its first parameters. Exact, summed, in two stages,
+# gathered with feedback; mixed, mixed with memory, pushed; around an optimizer, in it, in parts.
 KINDS = {
     *("mean", "global_qsgd", "two_stage_8_bits", "top_k_sgd"),
     *("dpsgd", "choco_sgd", "overlap_sgp"),
