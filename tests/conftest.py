@@ -54,10 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(skips)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--third", type=int, help="of the slow laws, those of a third of the methods")
-
-
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long values are numbered: an id is for people, and a report repeats it."""
     return argname if isinstance(val, str | bytes | int) and len(repr(val)) > 150 else None
@@ -85,7 +81,7 @@ def _enough_devices() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The public names that a row is made of select its tests, too: `-k error_feedback`.
 
     The laws of a row run in one process, and share compiled programs: compiling takes the time.
@@ -100,17 +96,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.extra_keyword_matches.update(method.words if method else ())
         if row := _row(item):
             item.add_marker(pytest.mark.xdist_group(row))
-    if (third := config.getoption("third")) is not None:
-        kept, left = [], []
-        for item in items:
-            is_left = item.get_closest_marker("slow") and _row(item) and _third(_row(item)) != third
-            (left if is_left else kept).append(item)
-        config.hook.pytest_deselected(items=left)
-        items[:] = kept
-
-
-def _third(row: str) -> int:
-    return sum(map(ord, row)) % 3
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
