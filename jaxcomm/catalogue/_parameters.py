@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import networkx as nx
 import optax
 
 from jaxcomm import gossip, synchronization
@@ -23,6 +22,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither, e3m0
 from jaxcomm.compression.regularizers import l1, proximal
 from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.methods import global_qsgd
 from jaxcomm.scheduling import wait_free
 
