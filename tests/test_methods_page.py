@@ -207,7 +207,7 @@ ROWS = {case.name: case for case in CASES}
 IN_MATRICES = {"power_sgd": "power_iteration", "atomo": "spectral_sampling"}
 MEANS = [
     (method, ROWS[IN_MATRICES.get(method.name, method.name)])
-    for method in LINES
+    for method in METHODS.values()
     if method.kind == "mean"
 ]
 UNCHECKED = {

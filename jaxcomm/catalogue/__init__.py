@@ -10,7 +10,7 @@ Example:
   >>> aggregator = method.build(LARGE, axis_name="data")
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from jaxcomm.catalogue import _dense, _parameters, _sparse
 from jaxcomm.catalogue._method import CLAIMS, LARGE, TINY, Method, Size
@@ -36,27 +36,16 @@ FAMILIES: Mapping[str, list[Method]] = {
 }
 """The methods by family: those of one share most of their code."""
 
-METHODS: Mapping[str, Method] = {
+_NAMED = {
     method.name: method._replace(family=family)
     for family, methods in FAMILIES.items()
     for method in methods
 }
+
+METHODS: Mapping[str, Method] = {
+    name: method.filled(_NAMED[method.like]) if method.like else method
+    for name, method in _NAMED.items()
+}
 """The methods by name."""
 
-
-def listing(methods: Iterable[Method] = METHODS.values()) -> list[tuple[str, str, str]]:
-    """Returns the name, the bytes and the paper of methods, those of a variant from its line.
-
-    Args:
-      methods: All of them, or some.
-
-    Example:
-      >>> from jaxcomm.catalogue import METHODS, listing
-      >>> listing([METHODS["qsgd_4_bits"]])
-      [('qsgd_4_bits', 'b d (n-1)', 'Alistarh et al. 2017')]
-    """
-    lines = [(method.name, METHODS[method.like or method.name]) for method in methods]
-    return [(name, line.bytes, line.paper) for name, line in lines]
-
-
-__all__ = ["CLAIMS", "FAMILIES", "LARGE", "METHODS", "TINY", "Method", "Size", "listing"]
+__all__ = ["CLAIMS", "FAMILIES", "LARGE", "METHODS", "TINY", "Method", "Size"]

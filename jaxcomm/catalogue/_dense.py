@@ -46,10 +46,18 @@ from jaxcomm.methods import (
 )
 
 XIN, BERNSTEIN = "Xin et al. 2023", "Bernstein et al. 2018"
+SHARED_NORM, OWN_NORM = "min(d/s², √(d/n)/s) / n", "min(d/s², √d/s) / n²"
 
 
 def _global(
-    name: str, call: str, codec: Codec, *, bucket_bytes: int | None = None, **options: Any
+    name: str,
+    call: str,
+    codec: Codec,
+    s: float = 15,
+    b: float = 1,
+    *,
+    bucket_bytes: int | None = None,
+    **options: Any,
 ) -> Method:
     """Global-QSGD with other options; small buckets for few coordinates."""
 
@@ -57,16 +65,29 @@ def _global(
         tiny = None if bucket_bytes is None else size.of(bucket_bytes, 2**20)
         return global_qsgd(bucket_bytes=tiny, **options, **more)
 
-    return Method(name, call, build, claim="unbiased", like="global_qsgd", codec=lambda size: codec)
+    return Method(
+        name,
+        call,
+        build,
+        claim="unbiased",
+        error=SHARED_NORM,
+        letters={"s": s, "b": b},
+        like="global_qsgd",
+        codec=lambda size: codec,
+    )
 
 
-def _qsgd(name: str, call: str, codec: Codec, **options: Any) -> Method:
+def _qsgd(
+    name: str, call: str, codec: Codec, s: float = 127, b: float = 1, **options: Any
+) -> Method:
     return Method(
         name,
         call,
         lambda size, **more: qsgd(**options, **more),
         "all-gather",
         "unbiased",
+        error=OWN_NORM,
+        letters={"s": s, "b": b},
         like="qsgd",
         codec=lambda size: codec,
     )
@@ -91,7 +112,7 @@ QUANTIZED = [
         "two stages", "nearest", bytes="2 (1 + 4/B) d (n-1)/n; blocks of B = 256",
         letters={"B": (4, 256)}, parts=("scaled_cast",)),
     Method("global_qsgd", "jaxcomm.global_qsgd()", lambda size, **options: global_qsgd(**options),
-        claim="unbiased", error="min(d/s², √(d/n)/s) / n", bytes="2 b d (n-1)/n",
+        claim="unbiased", error=SHARED_NORM, bytes="2 b d (n-1)/n",
         letters={"s": 15, "b": 1}, paper=XIN, codec=lambda size: dither(), parts=("dither",)),
     Method("global_qsgd_exponential", 'jaxcomm.global_qsgd(dithering="exponential")',
         lambda size, **options: global_qsgd(dithering="exponential", **options), "tree", "unbiased",
@@ -104,12 +125,12 @@ QUANTIZED = [
         bytes="2 (n-1)/n (d + 4 n); d padded to n rows", paper=XIN, parts=("exponential_dither",)),
     Method("sparse_global_qsgd", "jaxcomm.sparse_global_qsgd(capacity=k)", lambda size, **options:
             sparse_global_qsgd(capacity=size.capacity, levels=size.of(4, 1), **options),
-        "all-gather", "unbiased", error="min(d/s², √(d/n)/s) / n",
+        "all-gather", "unbiased", error=SHARED_NORM,
         bytes="(n-1) k (i + b); i is 2 or 4",
         letters={"k": "capacity", "i": 2, "b": (0.5, 0.25), "s": (4, 1)}, paper=XIN,
         parts=("sparse_dither",)),
     Method("qsgd", "jaxcomm.qsgd()", lambda size, **options: qsgd(**options), "all-gather",
-        "unbiased", error="min(d/s², √d/s) / n²", bytes="b d (n-1)", letters={"s": 127, "b": 1},
+        "unbiased", error=OWN_NORM, bytes="b d (n-1)", letters={"s": 127, "b": 1},
         paper="Alistarh et al. 2017", codec=lambda size: dither(bits=8), parts=("dither",)),
     in_two_stages("two_stage_4_bits", "jaxcomm.two_stage_mean(blockwise(dither(bits=4), 256))",
         lambda size: blockwise(dither(bits=4), size.of(8, 256)), claim="unbiased",
@@ -119,20 +140,25 @@ QUANTIZED = [
         letters={"p": ("d", "33/64 d"), "ω": ("min(8/7², √8/7)", "min(256/7², 16/7)")},
         suffix=", or another codec"),
     in_two_stages("two_stage_8_bits", "jaxcomm.two_stage_mean(dither(bits=8))",
-        lambda size: dither(bits=8), claim="unbiased", like="two_stage_4_bits"),
+        lambda size: dither(bits=8), claim="unbiased", error="(ω/n + ω (1 + ω/n)) / n",
+        letters={"p": "d", "ω": "min(d/n/127², √(d/n)/127)"}, like="two_stage_4_bits"),
     _global("global_qsgd_8_bits", "jaxcomm.global_qsgd(bits=8)", dither(bits=8), bits=8),
-    _global("global_qsgd_10_bits", "jaxcomm.global_qsgd(bits=10)", dither(bits=10), bits=10),
-    _global("global_qsgd_16_bits", "jaxcomm.global_qsgd(bits=16)", dither(bits=16), bits=16),
-    _global("global_qsgd_32_bits", "jaxcomm.global_qsgd(bits=32)", dither(bits=32), bits=32),
-    _global("global_qsgd_3_levels", "jaxcomm.global_qsgd(levels=3)", dither(levels=3), levels=3),
+    _global("global_qsgd_10_bits", "jaxcomm.global_qsgd(bits=10)", dither(bits=10), 63, 4 / 3,
+        bits=10),
+    _global("global_qsgd_16_bits", "jaxcomm.global_qsgd(bits=16)", dither(bits=16), 4095, 2,
+        bits=16),
+    _global("global_qsgd_32_bits", "jaxcomm.global_qsgd(bits=32)", dither(bits=32), 2**24 - 1, 4,
+        bits=32),
+    _global("global_qsgd_3_levels", "jaxcomm.global_qsgd(levels=3)", dither(levels=3), 3, 0.8,
+        levels=3),
     _global("global_qsgd_l2", 'jaxcomm.global_qsgd(norm="l2")', dither(norm="l2"), norm="l2"),
     _global("global_qsgd_leaf", 'jaxcomm.global_qsgd(scope="leaf")', dither(), scope="leaf"),
     _global("global_qsgd_buckets", "jaxcomm.global_qsgd(bucket_bytes=2**20)", dither(),
         bucket_bytes=35),
     _global("global_qsgd_tree", 'jaxcomm.global_qsgd(scope="tree", bucket_bytes=2**20)', dither(),
         bucket_bytes=32, scope="tree"),
-    _qsgd("qsgd_4_bits", "jaxcomm.qsgd(bits=4)", dither(bits=4), bits=4),
-    _qsgd("qsgd_16_bits", "jaxcomm.qsgd(bits=16)", dither(bits=16), bits=16),
+    _qsgd("qsgd_4_bits", "jaxcomm.qsgd(bits=4)", dither(bits=4), 7, 0.5, bits=4),
+    _qsgd("qsgd_16_bits", "jaxcomm.qsgd(bits=16)", dither(bits=16), 32767, 2, bits=16),
     _qsgd("qsgd_l2", 'jaxcomm.qsgd(norm="l2")', dither(bits=8, norm="l2"), norm="l2"),
     _qsgd("qsgd_leaf", 'jaxcomm.qsgd(scope="leaf")', dither(bits=8), scope="leaf"),
 ]  # fmt: skip
@@ -156,11 +182,13 @@ EXCHANGED = [
     Method("sharded_server_8_bits",
         "jaxcomm.sharded_server(optax.identity(), dither(bits=8), dither(bits=8))", lambda size,
             **options: sharded_server(optax.identity(), dither(bits=8), dither(bits=8), **options),
-        "server", "unbiased", like="sharded_server"),
+        "server", "unbiased", error="(ω/n + ω (1 + ω/n)) / n", bytes="2 d (n-1)/n",
+        letters={"ω": "min(d/n/127², √(d/n)/127)"}, like="sharded_server"),
     Method("sharded_server_top_k",
         "jaxcomm.sharded_server(optax.identity(), *2 * [error_feedback(top_k(ratio=k/d))])",
         lambda size, **options: sharded_server(optax.identity(), *2 * [error_feedback(top_k(
-            ratio=size.ratio))], **options), "server", "feedback", like="sharded_server"),
+            ratio=size.ratio))], **options), "server", "feedback", bytes="2 k (4 + i) (n-1)/n",
+        letters={"k": "ratio d"}, like="sharded_server"),
 ]  # fmt: skip
 
 SIGNS = [
@@ -184,7 +212,7 @@ SIGNS = [
         paper="Seide et al. 2014", codec=lambda size: one_bit(), feedback=error_feedback,
         parts=("one_bit",)),
     with_feedback("one_bit", 'jaxcomm.all_gather_mean(error_feedback(one_bit()), scope="bucket")',
-        lambda size: one_bit(), like="one_bit_sgd", scope=("bucket", "bucket")),
+        lambda size: one_bit(), error="1/d", like="one_bit_sgd", scope=("bucket", "bucket")),
     Method("terngrad", "jaxcomm.terngrad()", lambda size, **options: terngrad(**options),
         "all-gather", "biased", ", clips at 2.5 standard deviations", bytes="(n-1) (d/4 + 4 l)",
         paper="Wen et al. 2017", parts=("ternary",)),
@@ -212,9 +240,11 @@ SIGNS = [
         lambda size: block_float("int8", block_size=256, rounding="nearest"), error="1 - 256/127²",
         bytes="(n-1) (257/256 d + 4)"),
     summed("rotated", "jaxcomm.all_reduce_mean(rotated(dither(levels=15)))",
-        lambda size: rotated(dither(levels=15)), claim="unbiased", like="global_qsgd"),
+        lambda size: rotated(dither(levels=15)), claim="unbiased", error=SHARED_NORM,
+        like="global_qsgd"),
     gathered("rotated_blocks", "jaxcomm.all_gather_mean(blockwise(rotated(dither(bits=4)), 256))",
         lambda size: blockwise(rotated(dither(bits=4)), size.of(8, 256)), claim="unbiased",
+        error="min(B/s², √B/s) / n²", letters={"B": (8, 256), "s": 7, "b": (1, "33/64")},
         like="qsgd"),
 ]  # fmt: skip
 
@@ -224,7 +254,8 @@ BINARY = [
         note="; decodes to sums of ±t", bytes="2 b d (n-1)/n; b for s = 1", letters={"b": "4/6"},
         paper="Strom 2015", feedback=error_feedback),
     with_feedback("fixed_threshold", "jaxcomm.all_gather_mean(error_feedback(fixed_threshold(t)))",
-        lambda size: fixed_threshold(size.threshold), like="fixed_threshold_summed"),
+        lambda size: fixed_threshold(size.threshold), bytes="(n-1) d/4",
+        like="fixed_threshold_summed"),
     gathered("adaptive_levels", "jaxcomm.all_gather_mean(adaptive_levels(levels=s))",
         lambda size: adaptive_levels(levels=size.of(3, 7)), claim="unbiased",
         error="(√d - 1)/2 / n²; in practice far less", bytes="(n-1) (d/8 ⌈log₂(2 s + 2)⌉ + 4 s)",
@@ -243,11 +274,11 @@ BINARY = [
 CODED = [
     gathered("elias", "jaxcomm.all_gather_mean(elias(dither(levels=s), room=3.5))",
         lambda size: elias(dither(levels=7), room=3.5), claim="unbiased",
-        error="min(d/s², √d/s) / n²", bytes="(n-1) r d/8", letters={"r": 3.5 + 1 / 64, "s": 7},
+        error=OWN_NORM, bytes="(n-1) r d/8", letters={"r": 3.5 + 1 / 64, "s": 7},
         paper="Alistarh et al. 2017"),
     gathered("rans", "jaxcomm.all_gather_mean(rans(dither(levels=s), room=3.5))",
         lambda size: rans(dither(levels=7), room=3.5), claim="unbiased",
-        error="min(d/s², √d/s) / n²", bytes="(n-1) (r d/8 + 2 (2 s + 1))",
+        error=OWN_NORM, bytes="(n-1) (r d/8 + 2 (2 s + 1))",
         letters={"r": 3.5 + 1 / 128, "s": 7}, paper="Suresh et al. 2017"),
     gathered("golomb_rice", 'jaxcomm.all_gather_mean(golomb_rice(dither(levels=1, norm="l2")))',
         lambda size: golomb_rice(dither(levels=1, norm="l2"), room=size.of(1.5, None)),
@@ -274,6 +305,7 @@ SHIFTED = [
     summed("error_feedback_dither",
         "jaxcomm.all_reduce_mean(error_feedback(scaled(dither(bits=8))))",
         lambda size: scaled(dither(bits=8)), claim="feedback", feedback=error_feedback,
+        error="1/(1 + ω)", bytes="2 d (n-1)/n", letters={"ω": "min(d/127², √d/127)"},
         like="top_k_sgd"),
     Method("lazy", "jaxcomm.lazy()", lambda size, **options: lazy(**options), claim="exact",
         note=" mean of last uploads", error="0; for these",
@@ -282,5 +314,6 @@ SHIFTED = [
     Method("lazy_float8", 'jaxcomm.lazy(blockwise(scaled_cast("float8_e4m3fn"), 64))', lambda size,
             **options: lazy(blockwise(scaled_cast("float8_e4m3fn"), size.of(16, 64)),
             threshold=size.of(0.8, 1.0), max_skip=size.of(4, 100), **options), "all-gather",
-        like="lazy"),
+        bytes="(1 + 4/B) d (n-1); nothing of it in steps in which all workers skip",
+        letters={"B": (16, 64)}, like="lazy"),
 ]  # fmt: skip

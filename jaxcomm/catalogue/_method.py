@@ -114,7 +114,7 @@ class Method(NamedTuple):
         second one is for a model.
       paper: Authors and year.
       suffix: What follows the call on the page.
-      like: The method whose line of the page it shares, and whose formulas.
+      like: The method whose line of the page it shares, and whose bytes with letters of its own.
       kind: The table of the page that it belongs to.
       family: Methods of one family share most of their code.
       codec: The codec, where the method is one aggregator of one codec; without its feedback.
@@ -131,7 +131,7 @@ class Method(NamedTuple):
     note: str = ""
     error: str = ""
     bytes: str = ""
-    letters: Mapping[str, float | str | tuple[float | str, float | str]] = {}
+    letters: Letters = {}  # noqa: RUF012
     paper: str = ""
     suffix: str = ""
     like: str = ""
@@ -152,16 +152,17 @@ class Method(NamedTuple):
         """Whether the expectation of the result is the mean of workers."""
         return self.claim in ("exact", "exact if all fits", "unbiased")
 
-    def whole_codec(self, size: Size) -> Codec | None:
-        """The codec with its feedback; `None` where the method is not one aggregator of one codec.
+    def filled(self, line: "Method") -> "Method":
+        """With the bytes and the paper of the method that it is like, where it has none.
 
         Args:
-          size: What its settings depend on.
+          line: That method. Letters of formulas that differ are this one's.
         """
-        if self.codec is None:
-            return None
-        codec = self.codec(size)
-        return self.feedback(codec) if self.feedback else codec
+        return self._replace(
+            bytes=self.bytes or line.bytes,
+            paper=self.paper or line.paper,
+            letters={**line.letters, **self.letters},
+        )
 
     def __repr__(self) -> str:
         return self.name
