@@ -252,8 +252,8 @@ def test_errors_are_those_of_the_row(method: Method, case: Case) -> None:
 @pytest.mark.parametrize("case", GOSSIP, ids=repr)
 def test_bytes_of_gossip_are_those_of_the_row(case: GossipCase) -> None:
     method = METHODS[case.name]
-    if not method.like and method.name not in UNCHECKED:
-        numbers = {"P": 12 * 4, "p": case.message, **method.letters}
+    if method.name not in UNCHECKED:
+        numbers = {"n": WORKERS, "P": 12 * 4, "p": case.message, **method.letters}
         assert value(method.bytes.partition(";")[0], numbers) == case.sends * case.message
 
 
