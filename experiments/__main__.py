@@ -57,7 +57,7 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
-    """Sets the environment variables that JAX reads when it is imported.
+    """Sets the environment variables that JAX reads when it looks for devices.
 
     The number of devices in the user's XLA_FLAGS overrides `default`; `devices` overrides both.
 
@@ -75,6 +75,8 @@ def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
         except argparse.ArgumentTypeError as error:
             raise ExperimentError(f"XLA_FLAGS: {_DEVICE_COUNT} {error}.") from error
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if "jax" in sys.modules:  # JAX has read the variable; it reads the others with its first device.
+        sys.modules["jax"].config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     # XLA sizes its thread pool by NPROC; many devices deadlock in a small pool.
     os.environ.setdefault("NPROC", str(max(MIN_THREADS, 2 * count)))
 
