@@ -11,7 +11,7 @@ export NPROC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo survey sparse gossip stragglers lab loss records test test-all mutants test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
+.PHONY: help demo survey sparse gossip stragglers lab loss test test-all mutants test-aot test-gpu gpu test-wheel bench audit lint methods-page docs clean venv
 
 help: ## print this list
 	@echo "Every target sets up .venv by itself on its first run."
@@ -39,9 +39,6 @@ lab: venv ## steps on slow links, in network namespaces of this machine (Linux; 
 
 loss: venv ## time to a held-out loss over slow links, beside PyTorch's DDP (Linux; 45 minutes)
 	$(PY) -u -m experiments loss $(ARGS)
-
-records: venv ## repeat all studies whose records are not of today, or continue them (hours)
-	$(PY) -u -m experiments records $(ARGS)
 
 # Compiling is most of the time, and LLVM's optimizations are a third of that; the tests on the other
 # JAX have them. Some tests wait for processes, so three workers keep two cores busy.

@@ -1,117 +1,89 @@
-"""`python -m experiments COMMAND`: digits, survey, train, launch and others."""
+"""`python -m experiments COMMAND`: digits, survey, train and others."""
 
-import argparse
-import contextlib
-import importlib
+import dataclasses
+import inspect
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from experiments.cli.configs import (
-    Bench,
-    Figures,
-    Launch,
-    Predict,
-    Profile,
-    Records,
-    Report,
-    Timeline,
-    Train,
-)
-from experiments.cli.errors import INTERRUPTED, WRONG_INPUT, ExperimentError, Interrupted
-from experiments.cli.options import device_number
-from experiments.cli.parse import Command, first_line, parse
-from experiments.studies import command_of, load, names
-from experiments.training.cluster import in_cluster, initialize, is_main_process
+import jax
+import tyro
 
-# The commands that are no studies. Each module has a function `main`, which takes the config.
-OTHERS: dict[str, tuple[type, str]] = {
-    "train": (Train, "train"),
-    "launch": (Launch, "cli.launch"),
-    "bench": (Bench, "bench.run"),
-    "figures": (Figures, "study.figures"),
-    "predict": (Predict, "study.predictions"),
-    "profile": (Profile, "study.profile"),
-    "records": (Records, "study.records"),
-    "report": (Report, "report.command"),
-    "timeline": (Timeline, "bench.timeline"),
-}
+from experiments.cluster import in_cluster, initialize, is_main_process
+from experiments.errors import ExperimentError, Interrupted
+from experiments.studies import MODULES, load
+from experiments.study import run
+from experiments.study.run import Study
 
-COMMANDS = {
-    **{name: command_of(name) for name in names()},
-    **{
-        name: Command(first_line(config), lambda config=config: config)
-        for name, (config, _) in OTHERS.items()
-    },
-}
-
-WITHOUT_JAX = {"launch", "records"}  # They only start other processes.
-DEFAULT_DEVICES = 8
-MIN_THREADS = 16
-DEFECT = 1
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
+MOST_DEVICES = 1024
 
 
-def set_up_jax(devices: int | None, default: int = DEFAULT_DEVICES) -> None:
-    """Sets the environment variables that JAX reads when it looks for devices.
+def set_up_jax(devices: int | None, default: int = 8) -> None:
+    """Sets what JAX reads when it looks for devices: by default, fake devices of the CPU.
 
     The number of devices in the user's XLA_FLAGS overrides `default`; `devices` overrides both.
-
-    Raises:
-      ExperimentError: If the number in XLA_FLAGS is not a valid number of devices.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    counts = re.findall(rf"{_DEVICE_COUNT}=(\S*)", flags)
-    if devices is not None or not counts:
-        count = devices or default
+    flags, count = os.environ.get("XLA_FLAGS", ""), devices or default
+    if count > MOST_DEVICES:
+        raise ExperimentError(f"--devices must be at most {MOST_DEVICES}, got {count}.")
+    if devices is not None or _DEVICE_COUNT not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={count}".strip()
-    else:
-        try:
-            count = [device_number(number) for number in counts][-1]
-        except argparse.ArgumentTypeError as error:
-            raise ExperimentError(f"XLA_FLAGS: {_DEVICE_COUNT} {error}.") from error
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if "jax" in sys.modules:  # JAX has read the variable; it reads the others with its first device.
-        sys.modules["jax"].config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+    elif numbers := re.findall(rf"{_DEVICE_COUNT}=(\d+)", flags):
+        count = int(numbers[-1])
+    jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
     # XLA sizes its thread pool by NPROC; many devices deadlock in a small pool.
-    os.environ.setdefault("NPROC", str(max(MIN_THREADS, 2 * count)))
-
-
-@contextlib.contextmanager
-def reporting_jax_errors() -> Iterator[None]:
-    """Reports an error of JAX's import or of its search for devices in one line."""
+    os.environ.setdefault("NPROC", str(max(16, 2 * count)))
     try:
-        yield
-        importlib.import_module("jax").devices()
+        jax.devices()
     except (RuntimeError, ValueError) as error:
         raise ExperimentError(f"JAX does not start: {error}") from error
 
 
-def run(command: str, config: Any) -> int:
-    """Runs a command and returns its exit code."""
-    devices = getattr(config, "devices", None)
-    before_jax = getattr(config, "before_jax", None)
-    if before_jax:
+def require_numbers(config: Any) -> None:
+    """Checks that the numbers of a config are above 0; a seed, and trials without tuning, may be 0.
+
+    Raises:
+      ExperimentError: If one is not.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            least_is_zero = field.name in ("seed", "trials")
+            if type(each) in (int, float) and not (each > 0 or (least_is_zero and each == 0)):
+                option = field.name.replace("_", "-")
+                least = "at least" if least_is_zero else "above"
+                raise ExperimentError(f"--{option} must be {least} 0, got {each}.")
+
+
+def execute(name: str, arguments: Sequence[str]) -> int:
+    """Parses the options of a command and runs it; returns its exit code."""
+    command = load(name)
+    config = tyro.cli(
+        command.config,
+        prog=f"python -m experiments {name}",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands),
+    )
+    require_numbers(config)
+    if before_jax := getattr(config, "before_jax", None):
         before_jax()
+    devices = getattr(config, "devices", None)
     if getattr(config, "distributed", False):
         if devices is not None:
             raise ExperimentError(
                 "--devices cannot be combined with --distributed: every device is a worker."
             )
-        set_up_jax(None, 1)
-        with reporting_jax_errors():
-            initialize(config.start_timeout)
-    elif command not in WITHOUT_JAX:
-        set_up_jax(devices, 1 if before_jax else DEFAULT_DEVICES)
-        with reporting_jax_errors():
-            pass
-    if command in names():
-        return importlib.import_module("experiments.study.command").main(load(command), config)
-    return importlib.import_module(f"experiments.{OTHERS[command][1]}").main(config)
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+        initialize(config.start_timeout)
+    else:
+        set_up_jax(devices, 1 if before_jax else 8)
+    return run.main(command, config) if isinstance(command, Study) else command.main(config)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,33 +91,31 @@ def main(arguments: Sequence[str]) -> int:
     # A shell that starts this process in the background makes it ignore SIGINT.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print("usage: python -m experiments COMMAND [--help]\n")
+        for each in MODULES:
+            print(f"  {each:12} {(inspect.getdoc(load(each).config) or '').splitlines()[0]}")
+        return 0
     try:
-        return run(*parse(COMMANDS, arguments))
-    except ExperimentError as error:
+        if name not in MODULES:
+            raise ExperimentError(f"there is no command {name!r}; there are {', '.join(MODULES)}.")
+        return execute(name, arguments[1:])
+    except (ExperimentError, OSError) as error:  # For example a full disk.
         print("experiments: error:", " ".join(str(error).split()), file=sys.stderr)
-        return error.code
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("experiments", "jaxcomm"):
-            raise
-        # Without a name, the error is from `jaxcomm.gossip`, whose message has the remedy.
-        remedy = ": install jaxcomm[experiments]." if error.name else ""
-        print(f"experiments: error: {error}{remedy}", file=sys.stderr)
-        return WRONG_INPUT
-    except OSError as error:  # For example a full disk or missing permissions.
-        print("experiments: error:", error, file=sys.stderr)
-        return WRONG_INPUT
+        return getattr(error, "code", ExperimentError.code)
     except (KeyboardInterrupt, Interrupted) as interrupt:
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.SIG_IGN)
         if is_main_process():
             message = str(interrupt) or "nothing was recorded."
             print("experiments: interrupted:", message, file=sys.stderr)
-        return INTERRUPTED
+        return Interrupted.code
     except Exception:
         if not in_cluster():
             raise
         traceback.print_exc()
-        return DEFECT
+        return 1
 
 
 def exit_process(code: int) -> NoReturn:

@@ -1,34 +1,57 @@
-"""Claims: stated in the study before the run, judged from the rows, printed with their numbers."""
+"""Claims: stated in the study before the run, judged from the rows, printed with their numbers.
+
+A claim about several settings has a test in each. P-values are corrected for the number of settings
+by Holm's method; intervals are not corrected.
+"""
 
 import dataclasses
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from experiments.study.columns import Line
-from experiments.study.tidy import Row
+from experiments.study.record import OF_THE_MACHINE, Row
+from experiments.study.statistics import Difference, holm, paired_difference, paired_log_ratio
+from experiments.study.table import Estimate, Line
 
 Outcome = Literal["holds", "does not hold", "not told apart", "not tested"]
+SIGNIFICANCE = 0.05
 
 
 class Finding(NamedTuple):
-    """The outcome of a claim in one setting.
-
-    Attributes:
-      where: The setting, such as `ring_8, iid`.
-      outcome: Whether the claim holds there.
-      numbers: The numbers that show it, in words.
-    """
+    """The outcome of a claim in one setting, such as `ring_8, iid`, and its numbers in words."""
 
     where: str
     outcome: Outcome
     numbers: str
 
+
+Judge = Callable[["Results"], Sequence[Finding]]
+
+
+class Claim(NamedTuple):
+    """A claim in a sentence, with its margin or level, and its test, with a finding per setting."""
+
+    text: str
+    judge: Judge
+
+
+class Judgement(NamedTuple):
+    """A claim and its findings."""
+
+    claim: Claim
+    findings: Sequence[Finding]
+
     @property
-    def sentence(self) -> str:
-        """The finding in a sentence."""
-        return f"{self.where}: {self.numbers}: {self.outcome}."
+    def markdown(self) -> str:
+        """The claim, the number of settings per outcome, and all findings."""
+        counts = Counter(finding.outcome for finding in self.findings)
+        total = f" of {len(self.findings)} setting{'s' if len(self.findings) > 1 else ''}"
+        parts = [f"{outcome} in {count}" for outcome, count in counts.most_common()]
+        summary = ", ".join([*(part + total for part in parts[:1]), *parts[1:]]) or "not tested"
+        findings = "".join(f"- {each[0]}: {each[2]}: {each[1]}.\n" for each in self.findings)
+        return f"Claim: {self.claim.text} Outcome: {summary}.\n\n{findings}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +71,7 @@ class Results:
     rows: Sequence[Row]
     lines: Sequence[Line]
     environment: str = ""
-    judgements: Sequence["Judgement"] = ()
+    judgements: Sequence[Judgement] = ()
     are_stated: bool = True
 
     @property
@@ -63,7 +86,7 @@ class Results:
         return all(
             getattr(self.config, field.name) == field.default
             for field in dataclasses.fields(self.config)
-            if field.name not in ("devices", "record", "records", "resume")
+            if field.name not in ("devices", *OF_THE_MACHINE)
         )
 
     @property
@@ -75,56 +98,181 @@ class Results:
         )
 
 
-Judge = Callable[[Results], Sequence[Finding]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A claim and its test.
-
-    Attributes:
-      text: The claim in a sentence, with its margin or level.
-      judge: Returns one finding per setting.
-    """
-
-    text: str
-    judge: Judge
-
-
-class Judgement(NamedTuple):
-    """A claim and its findings."""
-
-    claim: Claim
-    findings: Sequence[Finding]
-
-    @property
-    def summary(self) -> str:
-        """The number of settings per outcome, such as `holds in 2 of 3 settings, ...`."""
-        if not self.findings:
-            return "not tested"
-        counts = Counter(finding.outcome for finding in self.findings)
-        first, *others = [f"{outcome} in {count}" for outcome, count in counts.most_common()]
-        total = len(self.findings)
-        return ", ".join([f"{first} of {total} setting{'s' if total > 1 else ''}", *others])
-
-    @property
-    def markdown(self) -> str:
-        """The claim, its outcome and all findings."""
-        findings = "".join(f"- {finding.sentence}\n" for finding in self.findings)
-        return f"Claim: {self.claim.text} Outcome: {self.summary}.\n\n{findings}".rstrip()
-
-
-def reject(results: Results) -> int:
-    """The exit code 1 if a claim does not hold with the default options on 8 workers."""
-    return int(results.is_default and results.workers == 8 and not results.all_hold)
-
-
-def judge_all(claims: Sequence[Claim], results: Results) -> list[Judgement]:
-    """Judges every claim."""
-    return [Judgement(claim, claim.judge(results)) for claim in claims]
-
-
 def state(study: str, claims: Sequence[Claim]) -> str:
     """The claims of a study without outcomes; written before the first run."""
     listed = "".join(f"- {claim.text}\n" for claim in claims) or "None.\n"
     return f"# Claims of the study {study}, stated before the first run\n\n{listed}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """The number with a few digits; `-` for NaN."""
+    return "-" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def is_about(keys: Mapping[str, Any], methods: Mapping[str, Any]) -> bool:
+    """Whether a group has the keys `methods`; a tuple has several values of a key."""
+    return all(
+        keys[name] in (wanted if isinstance(wanted, tuple) else (wanted,))
+        for name, wanted in methods.items()
+    )
+
+
+def _judge_pairs(
+    measure: str,
+    tests: Callable[[Difference], tuple[float, float]],
+    *,
+    methods: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
+    log: bool = False,
+    lower_is_better: bool = True,
+    level: float = 0.95,
+    note: str = "",
+) -> Judge:
+    """Compares groups with the keys `methods` with their references, in every setting of both.
+
+    `tests(difference)` are the p-values that the claim holds and that it does not.
+    """
+
+    def compare(line: Line) -> tuple[Line, Difference | None] | None:
+        group = line.group if reference is None else line.group.compared_with(reference)
+        if group.is_reference or not is_about(group.keys, methods or {}):
+            return None
+        if group.reference is None:
+            return line, None
+        both = group.by_seed(measure), group.reference.by_seed(measure)
+        if log:
+            return line, paired_log_ratio(*both, level=level)
+        return line, paired_difference(*both, level=level, lower_is_better=lower_is_better)
+
+    def findings(results: Results) -> list[Finding]:
+        pairs = [pair for line in results.lines if (pair := compare(line))]
+        p_values = [tests(each) if each else (math.nan, math.nan) for _, each in pairs]
+        holds, fails = (holm([p[side] for p in p_values]) for side in (0, 1))
+        found = []
+        for (line, each), p_holds, p_fails in zip(pairs, holds, fails, strict=True):
+            if each is None:
+                found.append(Finding(line.where, "not tested", "there is no reference"))
+                continue
+            outcome: Outcome = "not told apart" if each.pairs > 1 else "not tested"
+            if p_holds < SIGNIFICANCE:
+                outcome = "holds"
+            elif p_fails < SIGNIFICANCE:
+                outcome = "does not hold"
+            # Ratios are close to 1.
+            mean, low, high = (
+                number(x, 4 if log else 3) for x in (each.ratio if log else each)[:3]
+            )
+            p = "p < 0.0001" if p_holds < 1e-4 else f"p = {number(p_holds)}"
+            numbers = (
+                f"{measure} {'ratio' if log else 'difference'} {mean} ({100 * level:g} % interval "
+                f"{low} to {high}, {p}, {each.pairs} seeds){note}"
+            )
+            found.append(Finding(line.where, outcome, numbers))
+        return found
+
+    return findings
+
+
+def is_better(measure: str, *, lower_is_better: bool = True, **options: Any) -> Judge:
+    """The claim that methods are better than the reference of the table, with paired seeds.
+
+    It holds if a one-sided test shows that the method is better. It does not hold if a one-sided
+    test shows that it is worse. Otherwise the two are not told apart.
+
+    Args:
+      measure: The column of the runs.
+      lower_is_better: Whether lower values are better.
+      options: `methods`, the keys of the groups that are claimed to be better, such as
+        `{"method": ("matcha", "sgp")}`, by default all; `reference`, the keys of the groups than
+        which they are better, by default those of the table; `log`, whether to compare ratios, for
+        positive values of which lower ones are better.
+    """
+
+    def tests(each: Difference) -> tuple[float, float]:
+        both = each.p_below(), each.p_above()
+        return both if lower_is_better else both[::-1]
+
+    return _judge_pairs(measure, tests, lower_is_better=lower_is_better, **options)
+
+
+def is_no_worse(measure: str, margin: float, *, log: bool = False, **options: Any) -> Judge:
+    """The claim that methods are better than the reference of the table, or worse by a margin.
+
+    The tests are those of `is_better` of the difference and the margin; lower values are better.
+    With `log` the margin is the largest ratio, such as 1.1 for 10 % more or 0.5 for half.
+    """
+    limit, note = math.log(margin) if log else margin, f", margin {margin:g}"
+
+    def tests(each: Difference) -> tuple[float, float]:
+        return each.p_below(limit), each.p_above(limit)
+
+    return _judge_pairs(measure, tests, log=log, note=note, **options)
+
+
+def is_equivalent(measure: str, margin: float, *, log: bool = False, **options: Any) -> Judge:
+    """The claim that methods are as good as the reference of the table, up to a margin.
+
+    It holds if two one-sided tests show that the difference is within the margin. It does not hold
+    if one of them shows that it is outside. With `log` the margin is the largest ratio.
+    """
+    limit, note = math.log(margin) if log else margin, f", margin {margin:g}"
+
+    def tests(each: Difference) -> tuple[float, float]:
+        inside = max(each.p_below(limit), each.p_above(-limit))
+        return inside, min(each.p_above(limit), each.p_below(-limit))
+
+    level = 1 - 2 * SIGNIFICANCE
+    return _judge_pairs(measure, tests, log=log, level=level, note=note, **options)
+
+
+def is_within(
+    column: str, low: float, high: float, *, methods: Mapping[str, Any] | None = None
+) -> Judge:
+    """The claim that a column of the table is from `low` to `high`.
+
+    A line whose value is None is not part of the claim.
+    """
+    limits = f"limit {high:g}" if low == -math.inf else f"limits {low:g} and {high:g}"
+
+    def findings(results: Results) -> list[Finding]:
+        found = []
+        for line in results.lines:
+            if line[column] is not None and is_about(line.group.keys, methods or {}):
+                value = getattr(line[column], "mean", line[column])
+                outcome: Outcome = "holds" if low <= value <= high else "does not hold"
+                outcome = "not tested" if math.isnan(value) else outcome
+                found.append(Finding(line.where, outcome, f"{column} {number(value)}, {limits}"))
+        return found
+
+    return findings
+
+
+def is_at_most(column: str, limit: float, *, methods: Mapping[str, Any] | None = None) -> Judge:
+    """The claim that a column of the table is at most `limit`, such as a ratio of bytes."""
+    return is_within(column, -math.inf, limit, methods=methods)
+
+
+def describe_signs(
+    lines: Sequence[Line], column: str, names: Sequence[str], *, equal: float = 1.0
+) -> str:
+    """The settings in which an interval of the column is above, below or around `equal`.
+
+    Such as `higher in 1 of 2 settings: ring (1.20); not told apart in 1: torus (1.10)`. Lines
+    without an estimate, such as the reference itself, do not count. `names` are the keys that name
+    a line.
+    """
+    found: dict[str, list[str]] = {
+        sign: [] for sign in ("higher", "lower", "not told apart", "not measurable")
+    }
+    for line in lines:
+        if isinstance(each := line[column], Estimate):
+            where = " ".join(str(line.group.keys[name]) for name in names)
+            sign = "higher" if each.low > equal else "lower" if each.high < equal else (
+                "not measurable" if math.isnan(each.mean) else "not told apart"
+            )  # fmt: skip
+            shown = "diverged" if math.isinf(each.mean) else f"{each.mean:.2f}"
+            found[sign].append(where if math.isnan(each.mean) else f"{where} ({shown})")
+    total = sum(map(len, found.values()))
+    parts = [f"{sign} in {len(of)}: {', '.join(of)}" for sign, of in found.items() if of]
+    unit = f" of {total} setting{'' if total == 1 else 's'}:"
+    return "; ".join(parts).replace(":", unit, 1) if parts else "not compared"

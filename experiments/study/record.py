@@ -1,12 +1,23 @@
-"""Records: a folder with the settings, the environment and the raw metrics of a run.
+"""Records: a folder with the settings, the environment and the raw rows of a study.
 
-config.json      every setting, and whether the run finished
-environment.txt  versions, machine, commit and command
-metrics.jsonl    raw metrics, one JSON object per line
+config.json         every setting, and whether the study finished
+environment.txt     versions, machine, commit and command
+claims.md           the claims, from before the first run
+metrics.jsonl[.gz]  raw rows, one JSON object per line; compressed when the study has finished
+
+A row has a `kind`, the keys of its setting (such as `graph` and `method`), the tuned parameters,
+the measured values and, except for facts, `seed`.
+
+- `point`: a logged point of a run, such as the loss after a step.
+- `run`: the end of a run.
+- `trial`: one run of the tuning, with its validation loss.
+- `fact`: a measurement that no seed changes, such as the bytes of a method. `about` names it.
 """
 
+import contextlib
 import dataclasses
 import datetime
+import gzip
 import importlib.metadata
 import importlib.util
 import itertools
@@ -17,24 +28,139 @@ import platform
 import shlex
 import subprocess
 import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import numpy as np
 
-from experiments.cli.errors import ExperimentError, Interrupted
-from experiments.cli.launch import COMMAND
-from experiments.study.files import reporting_os_errors, write_atomically
-from experiments.training.cluster import is_main_process
+from experiments.cluster import is_main_process
+from experiments.errors import ExperimentError, Interrupted
 
-PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn")
-OPTIONAL = ("torch",)
-METRICS = "metrics.jsonl"
-NO_RECORD = "none"
+Kind = Literal["point", "run", "trial", "fact"]
+Row = dict[str, Any]
+
+LARGEST = 1e30
+"""The largest magnitude in a row. Its square, and sums of such squares, are finite."""
+
+METRICS, CONFIG, ENVIRONMENT, CLAIMS = (
+    "metrics.jsonl",
+    "config.json",
+    "environment.txt",
+    "claims.md",
+)
+PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn", "torch")
+OF_THE_MACHINE = ("record", "records", "resume", "distributed", "start_timeout")
+"""Options that only say where the record is, or how the processes start."""
 
 
-def commit() -> tuple[str, bool]:
+def is_missing(value: Any) -> bool:
+    """Whether a value is None or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _plain(value: Any) -> Any:
+    """The value as it is read back from a record: no NumPy types, and NaN if it diverged."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not abs(value) <= LARGEST:
+        return math.nan
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def make_row(kind: Kind, keys: Mapping[str, Any], values: Mapping[str, Any]) -> Row:
+    """A row of the keys and the values, whose names differ.
+
+    Example:
+      >>> make_row("run", {"method": "mean", "seed": 0}, {"train_loss": np.float32(0.5)})
+      {'kind': 'run', 'method': 'mean', 'seed': 0, 'train_loss': 0.5}
+    """
+    if twice := keys.keys() & values.keys():
+        raise ValueError(f"`{min(twice)}` is the name of more than one column of a row.")
+    return {"kind": kind, **{name: _plain(each) for name, each in {**keys, **values}.items()}}
+
+
+def of_kind(rows: Iterable[Row], kind: Kind) -> list[Row]:
+    """The rows of one kind."""
+    return [row for row in rows if row["kind"] == kind]
+
+
+def grouped(rows: Iterable[Row], names: Sequence[str]) -> dict[tuple, list[Row]]:
+    """The rows by their values of `names`, in the order of first occurrence.
+
+    Rows without one of these columns are in no group.
+    """
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if all(name in row for name in names):
+            groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file, or leaves an existing one unchanged."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a record, and `study` and `finished`.
+
+    Raises:
+      ExperimentError: If the folder is not a record.
+    """
+    try:
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return {name: _as_tuples(value) for name, value in settings.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ExperimentError(f"{folder} is not a record: {error}.") from error
+
+
+def read_config(config: type, folder: Path) -> Any:
+    """The config of a record. Options that an older record lacks have their defaults."""
+    settings, fields = read_settings(folder), dataclasses.fields(config)
+    return config(**{each.name: settings[each.name] for each in fields if each.name in settings})
+
+
+def read_environment(folder: Path) -> str:
+    """The text of `environment.txt`."""
+    return (folder / ENVIRONMENT).read_text(encoding="utf-8")
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows of a record, with NaN for null; a last line that is not whole is no row.
+
+    Raises:
+      ExperimentError: If the file cannot be read, or a line is not a row.
+    """
+    path, compressed, rows = folder / METRICS, folder / f"{METRICS}.gz", []
+    try:
+        content = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ExperimentError(f"{compressed} is no record: {error}.") from error
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = {n: math.nan if each is None else each for n, each in json.loads(line).items()}
+            rows.append({"kind": row.pop("kind"), **row})
+        except (ValueError, AttributeError, KeyError) as error:
+            raise ExperimentError(f"{path} line {number} is not a row: {error!r}.") from error
+    return rows
+
+
+def commit() -> str:
     """The commit of this tree, and whether there are uncommitted changes; `unknown` without git."""
 
     def git(*arguments: str) -> str:
@@ -48,25 +174,24 @@ def commit() -> tuple[str, bool]:
 
     try:
         changed = git("status", "--porcelain", "--", ":/", ":!records")
-        return git("rev-parse", "HEAD"), bool(changed)
+        return git("rev-parse", "HEAD") + (", with uncommitted changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown", False
+        return "unknown"
 
 
 def describe_command() -> str:
     """The running command as the user typed it."""
-    return os.environ.get(COMMAND) or shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
+    return shlex.join(["python", "-m", "experiments", *sys.argv[1:]])
 
 
 def describe_environment() -> str:
     """Versions, machine, commit and command, one per line."""
-    head, changed = commit()
-    found = [package for package in OPTIONAL if importlib.util.find_spec(package)]
+    found = [package for package in PACKAGES if importlib.util.find_spec(package) or "-" in package]
     facts = {
         "command": describe_command(),
-        "commit": head + (", with uncommitted changes" if changed else ""),
+        "commit": commit(),
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in (*PACKAGES, *found)},
+        **{package: importlib.metadata.version(package) for package in found},
         "platform": platform.platform(),
         "CPU count": os.cpu_count(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -76,84 +201,61 @@ def describe_environment() -> str:
     return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
 
 
-def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
-    """Replaces NaN and infinity, which JSON lacks, by null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
-
-
-def _new_folder(root: Path, name: str) -> Path:
-    """Creates `name` in `root`, or the first of `name_2`, `name_3`, ... that does not exist."""
-    for number in itertools.count(1):
-        folder = root / (name if number == 1 else f"{name}_{number}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("There is always another number.")
-
-
 class Record:
-    """A record folder that is valid at any time.
+    """A record that is valid at any time; without a folder, it keeps nothing.
 
-    Used in a `with` statement. Until `finish`, the config states that the record is not finished.
-    An interrupt leaves this state and is converted to an `Interrupted` that names the folder.
+    Until `finish`, the config states that the study is not finished. An interrupt in its `with`
+    statement leaves this state, and becomes an `Interrupted` that names the folder.
+
+    Attributes:
+      folder: The folder.
+      rows: The rows of the earlier runs of a record that is continued.
     """
 
-    def __init__(self, config: Any, **more: str):
-        """Creates the folder `<date>_<config.record>` in `config.records`.
-
-        Args:
-          config: The settings, written to `config.json`.
-          **more: More settings that `config.json` has.
-
-        Raises:
-          ExperimentError: If the folder cannot be created.
-        """
-        root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
+    def __init__(self, folder: Path | None, config: Any = None, study: str = ""):
+        """Writes the config and the environment."""
+        self.folder, self.rows = folder, []
+        if folder is None:
+            return
+        self._config = {"study": study, **dataclasses.asdict(config)}
         environment = describe_environment()
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            self.folder = _new_folder(root, name)
-        except OSError as error:
-            raise ExperimentError(f"{root / name} cannot be made: {error.strerror}.") from error
-        self._config = {**more, **dataclasses.asdict(config)}
+        if (folder / CONFIG).exists():
+            rows = read(folder)
+            # The points of a run are written before its end: those after the last end have none.
+            last = max((n for n, row in enumerate(rows) if row["kind"] != "point"), default=-1)
+            self.rows = rows[: last + 1]
+            environment = f"{read_environment(folder)}\n{environment}"
+        self.write(ENVIRONMENT, environment)
         self._write_config(finished=False)
-        self.write("environment.txt", environment)
-        with reporting_os_errors(self.folder / METRICS):
-            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
+        self.write(METRICS, b"".join(map(self._line, self.rows)))
+        (folder / f"{METRICS}.gz").unlink(missing_ok=True)
+
+    @staticmethod
+    def _line(row: Row) -> bytes:
+        finite = {n: None if is_missing(each) else each for n, each in row.items()}
+        return json.dumps(finite, allow_nan=False).encode() + b"\n"
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Writes a file atomically."""
-        encoded = content.encode() if isinstance(content, str) else content
-        write_atomically(self.folder / name, encoded)
+        """Writes a file of the record."""
+        if self.folder:
+            write_atomically(self.folder / name, content)
 
     def _write_config(self, finished: bool) -> None:
-        settings = {**self._config, "finished": finished}
-        self.write("config.json", json.dumps(settings, indent=2) + "\n")
+        self.write(CONFIG, json.dumps({**self._config, "finished": finished}, indent=2) + "\n")
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Appends one row of metrics atomically.
-
-        Raises:
-          ExperimentError: If the row cannot be written. Earlier rows are unchanged.
-        """
-        remaining = json.dumps(_jsonable(row), allow_nan=False).encode() + b"\n"
-        end = self._metrics.seek(0, os.SEEK_END)
-        with reporting_os_errors(self.folder / METRICS):
-            try:
-                while remaining:  # A full disk may accept only a part.
-                    remaining = remaining[self._metrics.write(remaining) :]
-            finally:
-                if remaining:
-                    self._metrics.truncate(end)
+    def add(self, rows: Iterable[Row]) -> None:
+        """Appends rows."""
+        if self.folder:
+            with (self.folder / METRICS).open("ab") as metrics:
+                metrics.write(b"".join(map(self._line, rows)))
 
     def finish(self) -> None:
-        """Marks the record as finished."""
-        self._write_config(finished=True)
+        """Compresses the rows and marks the record as finished."""
+        if self.folder:
+            rows = (self.folder / METRICS).read_bytes()
+            self.write(f"{METRICS}.gz", gzip.compress(rows, mtime=0))
+            (self.folder / METRICS).unlink()
+            self._write_config(finished=True)
 
     def __enter__(self) -> "Record":
         return self
@@ -164,37 +266,49 @@ class Record:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._metrics.close()
-        if isinstance(error, KeyboardInterrupt):
+        if self.folder and isinstance(error, KeyboardInterrupt):
             raise Interrupted(f"{self.folder} is a partial record.") from error
 
 
-class NoRecord:
-    """A record that writes nothing."""
+def new_record(config: Any, study: str) -> Record:
+    """A record in the new folder `<date>_<config.record>` of `config.records`.
 
-    folder = None
-
-    def write(self, name: str, content: str | bytes) -> None:
-        """Does nothing."""
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Does nothing."""
-
-    def finish(self) -> None:
-        """Does nothing."""
-
-    def __enter__(self) -> "NoRecord":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-
-def open_record(config: Any, **more: str) -> Record | NoRecord:
-    """Opens the record of the config, or a `NoRecord` for the name `none`.
-
-    In a cluster, only the first process writes a record.
+    Without one for the name `none`, and in processes of a cluster but the first.
     """
-    if config.record == NO_RECORD or not is_main_process():
-        return NoRecord()
-    return Record(config, **more)
+    if config.record == "none" or not is_main_process():
+        return Record(None)
+    root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = root / (name if number == 1 else f"{name}_{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return Record(folder, config, study)
+
+
+def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
+    """The config and the record of `config.resume`, which continues where it stopped.
+
+    Raises:
+      ExperimentError: If it is not a record of this study, or an option or the claims differ.
+    """
+    folder = Path(config.resume)
+    settings = read_settings(folder)
+    if settings.get("study") != study:
+        raise ExperimentError(f"{folder} is not a record of the study `{study}`.")
+    recorded = read_config(type(config), folder)
+    for field in dataclasses.fields(config):
+        value, before = getattr(config, field.name), getattr(recorded, field.name)
+        if field.name not in OF_THE_MACHINE and value not in (field.default, before):
+            option = field.name.replace("_", "-")
+            raise ExperimentError(
+                f"--{option} is {before} in {folder}, got {value}. Omit the option or begin a new "
+                "record."
+            )
+    if (folder / CLAIMS).read_text(encoding="utf-8") != claims:
+        raise ExperimentError(
+            f"The claims of the study are not those of {folder / CLAIMS}, which were stated before "
+            "the run. Begin a new record."
+        )
+    config = dataclasses.replace(recorded, resume=config.resume)
+    return config, Record(folder if is_main_process() else None, config, study)

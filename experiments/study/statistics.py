@@ -1,4 +1,4 @@
-"""Statistics of a study: spreads, confidence intervals, and comparisons paired by seed.
+"""Statistics of a study: spreads, intervals, comparisons paired by seed, and Holm's correction.
 
 A run that diverged has no finite value. It counts as worse than every finite run.
 """
@@ -6,11 +6,11 @@ A run that diverged has no finite value. It counts as worse than every finite ru
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
-Verdict = Literal["better", "worse", "not told apart"]
+BySeed = Mapping[int, float]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -25,14 +25,7 @@ def sd(values: Sequence[float]) -> float:
     return statistics.stdev(values)
 
 
-class Interval(NamedTuple):
-    """The ends of a confidence interval."""
-
-    low: float
-    high: float
-
-
-def confidence_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+def confidence_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """The confidence interval of the mean by Student's t-distribution.
 
     It is NaN for fewer than two values or if a value is not finite.
@@ -42,13 +35,11 @@ def confidence_interval(values: Sequence[float], level: float = 0.95) -> Interva
       >>> round(low, 2), round(high, 2)
       (-0.48, 4.48)
     """
-    check_fraction("level", level)
     deviation = sd(values)
     if math.isnan(deviation):
-        return Interval(math.nan, math.nan)
-    center, error = mean(values), deviation / math.sqrt(len(values))
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
-    return Interval(center - half, center + half)
+        return math.nan, math.nan
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * deviation / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
 
 
 class Difference(NamedTuple):
@@ -58,92 +49,52 @@ class Difference(NamedTuple):
       mean: The mean; infinite if only one of the two diverged with some seed.
       low: The lower end of the confidence interval of the mean.
       high: The upper end.
-      p_value: The p-value of the two-sided paired t-test.
-      p_greater: The p-value of the one-sided test that the difference is above 0.
+      error: The standard error of the mean.
       pairs: The number of seeds.
     """
 
     mean: float
     low: float
     high: float
-    p_value: float
-    p_greater: float
+    error: float
     pairs: int
 
+    def p_above(self, limit: float = 0.0) -> float:
+        """The p-value of the one-sided t-test that the difference is above a limit.
+
+        An infinite difference is above or below every limit by convention.
+        """
+        if math.isinf(self.mean) and self.pairs > 1:
+            return 0.0 if self.mean > 0 else 1.0
+        if math.isnan(self.error):
+            return math.nan
+        if self.error == 0:
+            return 0.0 if self.mean > limit else 1.0
+        return float(stdtr(self.pairs - 1, (limit - self.mean) / self.error))
+
+    def p_below(self, limit: float = 0.0) -> float:
+        """The p-value of the one-sided t-test that the difference is below a limit."""
+        return self._replace(mean=-self.mean).p_above(-limit)
+
     @property
-    def p_less(self) -> float:
-        """The p-value of the one-sided test that the difference is below 0."""
-        if self.mean < 0:
-            return self.p_value / 2
-        return 1 - self.p_greater if self.mean > 0 else self.p_greater
+    def p_value(self) -> float:
+        """The p-value of the two-sided test that there is a difference."""
+        return min(2 * min(self.p_above(), self.p_below()), 1.0)  # NaN stays NaN.
 
     @property
     def ratio(self) -> tuple[float, float, float]:
         """The geometric mean ratio and its interval, from a difference of logarithms."""
-        return _exp(self.mean), _exp(self.low), _exp(self.high)
-
-
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raises a ValueError unless the value is above 0 and below 1."""
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must be above 0 and below 1, got {value}.")
-
-
-def p_greater_of(center: float, error: float, pairs: int) -> float:
-    """The p-value of the one-sided t-test; `error` is the standard error of the mean."""
-    if error == 0:
-        return 0.0 if center > 0 else 1.0
-    return float(stdtr(pairs - 1, -center / error))
-
-
-def _differences(
-    values: Mapping[int, float], reference: Mapping[int, float], lower_is_better: bool
-) -> list[float]:
-    """One difference per common seed, except for seeds with which both runs diverged."""
-    worst = math.inf if lower_is_better else -math.inf
-    pairs = [
-        [each if math.isfinite(each) else worst for each in (values[seed], reference[seed])]
-        for seed in values
-        if seed in reference
-    ]
-    return [a - b for a, b in pairs if math.isfinite(a) or math.isfinite(b)]
-
-
-def _summarize(differences: Sequence[float], level: float) -> Difference:
-    check_fraction("level", level)
-    pairs, nan = len(differences), math.nan
-    center = mean(differences)
-    if math.isinf(center) and pairs > 1:
-        p_greater = 0.0 if center > 0 else 1.0
-        return Difference(center, center, center, 0.0, p_greater, pairs)
-    if pairs < 2 or math.isnan(center):
-        return Difference(center, nan, nan, nan, nan, pairs)
-    low, high = confidence_interval(differences, level)
-    error = sd(differences) / math.sqrt(pairs)
-    p_greater = p_greater_of(center, error, pairs)
-    p_value = min(1.0, 2 * min(p_greater, p_greater_of(-center, error, pairs)))
-    return Difference(center, low, high, p_value, p_greater, pairs)
+        return tuple(math.inf if each > 700 else math.exp(each) for each in self[:3])
 
 
 def paired_difference(
-    values: Mapping[int, float],
-    reference: Mapping[int, float],
-    *,
-    level: float = 0.95,
-    lower_is_better: bool = True,
+    values: BySeed, reference: BySeed, *, level: float = 0.95, lower_is_better: bool = True
 ) -> Difference:
     """The difference `values - reference`, paired by seed.
 
-    Only common seeds count. If one of the two diverged with some seed, the difference is infinite
-    and its p-value is 0 by convention. If each of the two diverged where the other did not, it is
-    NaN. Seeds with which both diverged are excluded.
+    Only common seeds count. If one of the two diverged with some seed, the difference is infinite.
+    If each of the two diverged where the other did not, it is NaN. Seeds with which both diverged
+    are excluded.
 
     Args:
       values: The value per seed of the method.
@@ -156,12 +107,21 @@ def paired_difference(
       >>> round(difference.mean, 3), round(difference.p_value, 3), difference.pairs
       (0.133, 0.057, 3)
     """
-    return _summarize(_differences(values, reference, lower_is_better), level)
+    worst = math.inf if lower_is_better else -math.inf
+    pairs = [
+        [each if math.isfinite(each) else worst for each in (values[seed], reference[seed])]
+        for seed in values
+        if seed in reference
+    ]
+    differences = [a - b for a, b in pairs if math.isfinite(a) or math.isfinite(b)]
+    center, count = mean(differences), len(differences)
+    low, high = confidence_interval(differences, level)
+    if math.isinf(center) and count > 1:
+        low = high = center
+    return Difference(center, low, high, sd(differences) / math.sqrt(count or 1), count)
 
 
-def paired_log_ratio(
-    values: Mapping[int, float], reference: Mapping[int, float], *, level: float = 0.95
-) -> Difference:
+def paired_log_ratio(values: BySeed, reference: BySeed, *, level: float = 0.95) -> Difference:
     """The difference of the natural logarithms, paired by seed, for positive values.
 
     It is NaN if a value is 0 or negative. `Difference.ratio` has the ratio and its interval.
@@ -172,36 +132,26 @@ def paired_log_ratio(
       2.049
     """
     if any(value <= 0 for value in (*values.values(), *reference.values())):
-        return _summarize([math.nan] * len(values.keys() & reference.keys()), level)
+        return Difference(*[math.nan] * 4, len(values.keys() & reference.keys()))
     logarithms = [
         {seed: math.log(value) for seed, value in each.items()} for each in (values, reference)
     ]
-    return _summarize(_differences(*logarithms, lower_is_better=True), level)
+    return paired_difference(*logarithms, level=level)
 
 
-def verdict(
-    difference: Difference,
-    *,
-    significance: float = 0.05,
-    lower_is_better: bool = True,
-    one_sided: Literal["better", "worse"] | None = None,
-) -> Verdict:
-    """What a difference from the reference shows.
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several tests, adjusted so that one error in all of them is as unlikely.
 
-    A two-sided test shows that a method is better or worse. A one-sided test looks for only one of
-    the two, so a significant difference of the other sign is `"not told apart"`.
+    Holm (1979): the i-th smallest of m is multiplied by m - i + 1, and is at least the one before.
+    Those that are NaN are not tests.
 
     Example:
-      >>> lower = paired_difference({0: 1.0, 1: 1.1, 2: 0.9}, {0: 2.0, 1: 2.2, 2: 2.0})
-      >>> verdict(lower), verdict(lower, one_sided="worse")
-      ('better', 'not told apart')
+      >>> holm([0.01, 0.04, 0.03])
+      [0.03, 0.06, 0.06]
     """
-    check_fraction("significance", significance)
-    direction: Verdict = "better" if (difference.mean < 0) == lower_is_better else "worse"
-    if one_sided is None:
-        return direction if difference.p_value < significance else "not told apart"
-    looks_below = (one_sided == "better") == lower_is_better
-    p_value = difference.p_less if looks_below else difference.p_greater
-    if direction == one_sided and p_value < significance:
-        return one_sided
-    return "not told apart"
+    tests = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, least = [math.nan] * len(p_values), 0.0
+    for rank, (p, place) in enumerate(tests):
+        least = max(least, min(1.0, (len(tests) - rank) * p))
+        adjusted[place] = least
+    return adjusted

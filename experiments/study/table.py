@@ -1,40 +1,449 @@
-"""Tables for the terminal, for a README, and as CSV with 12 digits."""
+"""The table of a study: how rows are grouped, and how each group fills the columns."""
 
 import csv
+import dataclasses
+import functools
 import io
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from rich.table import Table
+from rich.table import Table as RichTable
+
+from experiments.study.record import Kind, Row, grouped, is_missing, of_kind
+from experiments.study.statistics import (
+    Difference,
+    confidence_interval,
+    holm,
+    mean,
+    paired_difference,
+    paired_log_ratio,
+    sd,
+)
+
+MISSING, DIVERGED = "-", "diverged"
 
 
-def to_rich(
-    headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1, title: str | None = None
-) -> Table:
-    """For the terminal. With `left` > 1 text columns, a rule separates values of the first."""
-    table = Table(title=title)
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if position < left else "right", overflow="fold")
-    previous = None
-    for line in lines:
-        if left > 1 and previous not in (None, line[0]):
-            table.add_section()
-        previous = line[0]
-        table.add_row(*line)
-    return table
+class Group:
+    """The rows that share the values of some keys, such as one method on one graph.
+
+    Attributes:
+      keys: The values of the keys.
+      rows: The rows of all kinds.
+      groups: All groups of the table, by the values of their keys.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Any],
+        rows: Sequence[Row],
+        groups: Mapping[tuple, "Group"],
+        reference: Mapping[str, Any],
+    ):
+        """Makes one of the `groups`, which are compared with those with the keys of `reference`."""
+        self.keys, self.rows, self.groups, self._reference = dict(keys), rows, groups, reference
+
+    @functools.cached_property
+    def runs(self) -> list[Row]:
+        """The ends of the runs, one per seed."""
+        return of_kind(self.rows, "run")
+
+    def values(self, name: str, kind: Kind = "run", *, optional: bool = False) -> list[Any]:
+        """The values of one column, one per row of the kind; NaN without an optional one."""
+        rows = self.runs if kind == "run" else of_kind(self.rows, kind)
+        return [row.get(name, math.nan) if optional else row[name] for row in rows]
+
+    def by_seed(self, name: str) -> dict[int, Any]:
+        """The values of one column of the runs by seed."""
+        return {row["seed"]: row[name] for row in self.runs}
+
+    def other(self, **keys: Any) -> "Group | None":
+        """The group whose keys differ from those of this group only by `keys`, if it exists."""
+        return self.groups.get(tuple({**self.keys, **keys}.values()))
+
+    def compared_with(self, reference: Mapping[str, Any]) -> "Group":
+        """The same group with another reference."""
+        return Group(self.keys, self.rows, self.groups, reference)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the group with which others are compared."""
+        return bool(self._reference) and self._reference.items() <= self.keys.items()
+
+    @property
+    def reference(self) -> "Group | None":
+        """The group with which this group is compared, if it exists."""
+        return self.other(**self._reference) if self._reference else None
+
+    @property
+    def paired(self) -> "Group | None":
+        """The reference, with only the runs of the seeds of this group; None without such runs."""
+        reference, seeds = self.reference, {run["seed"] for run in self.runs}
+        runs = [run for run in reference.runs if run["seed"] in seeds] if reference else []
+        return Group(reference.keys, runs, self.groups, self._reference) if runs else None
+
+    def difference(
+        self, name: str, *, log: bool = False, lower_is_better: bool = True
+    ) -> Difference | None:
+        """The difference from the reference, paired by seed; None for the reference itself."""
+        if self.is_reference or self.reference is None:
+            return None
+        both = self.by_seed(name), self.reference.by_seed(name)
+        if log:
+            return paired_log_ratio(*both)
+        return paired_difference(*both, lower_is_better=lower_is_better)
+
+
+Value = Callable[[Group], Any]
+
+
+class Spread(NamedTuple):
+    """A mean and its standard deviation over seeds, shown as `mean ± sd`."""
+
+    mean: float
+    sd: float
+
+
+class Estimate(NamedTuple):
+    """A mean and the ends of its interval or range, shown as `mean [low, high]`."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def spread(name: str) -> Value:
+    """The mean and the standard deviation of a column over seeds."""
+    return lambda group: Spread(mean(group.values(name)), sd(group.values(name)))
+
+
+def mean_of(name: str, *, optional: bool = False) -> Value:
+    """The mean of a column over seeds; NaN without an optional one."""
+    return lambda group: mean(group.values(name, optional=optional))
+
+
+def max_of(name: str) -> Value:
+    """The largest value of a column over seeds; NaN without it."""
+    return lambda group: max(group.values(name, optional=True))
+
+
+def median_of(name: str) -> Value:
+    """The median of a column over seeds."""
+    return lambda group: statistics.median(group.values(name))
+
+
+def first(name: str, kind: Kind = "run") -> Value:
+    """The first value of a column that no seed changes; NaN without rows of the kind."""
+    return lambda group: next(iter(group.values(name, kind, optional=True)), math.nan)
+
+
+def interval(name: str, level: float = 0.95) -> Value:
+    """The mean of a column over seeds, and its confidence interval."""
+    return lambda group: Estimate(
+        mean(group.values(name)), *confidence_interval(group.values(name), level)
+    )
+
+
+def extent(name: str) -> Value:
+    """The mean of a column over seeds, and its range."""
+
+    def value(group: Group) -> Estimate:
+        values = group.values(name)
+        return Estimate(mean(values), min(values), max(values))
+
+    return value
+
+
+def over_reference(value: Value) -> Value:
+    """The value divided by that of the reference, from the runs of common seeds; NaN without."""
+
+    def ratio(group: Group) -> float:
+        divisor = value(group.paired) if group.paired else None
+        return value(group) / divisor if divisor else math.nan
+
+    return ratio
+
+
+def relative(name: str) -> Value:
+    """The mean of a column over seeds, divided by that of the reference."""
+    return over_reference(mean_of(name))
+
+
+def over(value: Value, **keys: Any) -> Value:
+    """The value divided by that of the group with other `keys`; NaN without one."""
+
+    def ratio(group: Group) -> float:
+        other = group.other(**keys)
+        divisor = value(other) if other else None
+        return value(group) / divisor if divisor else math.nan
+
+    return ratio
+
+
+def ratio_of(total: str, count: str) -> Value:
+    """The sum of a column over that of another, such as seconds per step; None without them."""
+
+    def value(group: Group) -> float | None:
+        totals, counts = (sum(group.values(name, optional=True)) for name in (total, count))
+        return totals / counts if counts > 0 and not math.isnan(totals) else None
+
+    return value
+
+
+def compared_with(value: Value, **reference: Any) -> Value:
+    """The value in comparison with another reference than that of the table."""
+    return lambda group: value(group.compared_with(reference))
+
+
+def deviations(name: str) -> Value:
+    """The difference of the mean from the reference, in its standard deviations over seeds."""
+
+    def value(group: Group) -> float:
+        if group.reference is None:
+            return math.nan
+        center, deviation = spread(name)(group.reference)
+        return (mean(group.values(name)) - center) / (deviation or math.nan)
+
+    return value
+
+
+def difference(name: str, *, log: bool = False, lower_is_better: bool = True) -> Value:
+    """The difference from the reference, paired by seed, and its interval; with `log` the ratio."""
+
+    def value(group: Group) -> Estimate | None:
+        found = group.difference(name, log=log, lower_is_better=lower_is_better)
+        return found and Estimate(*(found.ratio if log else found[:3]))
+
+    return value
+
+
+def p_worse(name: str, *, log: bool = False) -> Value:
+    """The p-value of the one-sided test that values are above the reference, paired by seed.
+
+    It is corrected by Holm's method for the number of groups of the table that are compared.
+    """
+
+    def value(group: Group) -> float | None:
+        found = {keys: each.difference(name, log=log) for keys, each in group.groups.items()}
+        p_values = {keys: each.p_above() for keys, each in found.items() if each}
+        corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+        return corrected.get(tuple(group.keys.values()))
+
+    return value
+
+
+def tuned(name: str) -> Value:
+    """A tuned parameter, marked if it is at the edge of its grid; None without it."""
+
+    def value(group: Group) -> str | None:
+        run = group.runs[0]
+        if name not in run:
+            return None
+        shown = f"{run[name]:g}" if isinstance(run[name], int | float) else str(run[name])
+        at_edge = name in run.get("at_edge", "").split(", ")
+        return f"{shown} (at the edge of the grid)" if at_edge else shown
+
+    return value
+
+
+def tuned_beside(*names: str) -> Value:
+    """The tuned parameters but those of `names`, such as `momentum 0.95`; None without."""
+
+    def value(group: Group) -> str | None:
+        given = {*group.keys, *names, "kind", "seed"}
+        trials = of_kind(group.rows, "trial") or [{}]
+        others = [name for name in group.runs[0] if name in trials[0] and name not in given]
+        return ", ".join(f"{name} {tuned(name)(group)}" for name in others) or None
+
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+      heading: The heading; None for a column that is only in the CSV.
+      value: The value of a group. A missing value (None or NaN) is shown as `-`.
+      show: A format such as `".3f"`, or a function of the value.
+      name: The name in the CSV and in lines; the heading by default.
+      scale: The factor of a shown number, such as 100 for percent.
+      text: Whether the column is of text, which is aligned on the left.
+      hidden: Whether the terminal lacks the column.
+      in_csv: Whether the CSV has the column.
+    """
+
+    heading: str | None
+    value: Value
+    show: str | Callable[[Any], str] = ""
+    name: str = ""
+    scale: float = 1
+    text: bool = False
+    hidden: bool = False
+    in_csv: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.heading)
+
+    def cell(self, value: Any) -> str:
+        """The text of a cell.
+
+        Example:
+          >>> accuracy = Column("accuracy %", spread("accuracy"), ".1f", scale=100)
+          >>> accuracy.cell(Spread(0.95, 0.011)), accuracy.cell(Spread(0.95, float("nan")))
+          ('95.0 ± 1.1', '95.0')
+        """
+        of_seeds = isinstance(value, Spread | Estimate)
+        if is_missing(value.mean if of_seeds else value):
+            return MISSING
+        if callable(self.show):
+            return self.show(value)
+        if of_seeds:
+            center, *rest = [format(self.scale * part, self.show) for part in value]
+            if math.isinf(value.mean):
+                return DIVERGED
+            if any(map(is_missing, value)):
+                return center
+            return f"{center} ± {rest[0]}" if len(rest) == 1 else f"{center} [{', '.join(rest)}]"
+        return format(self.scale * value if type(value) in (int, float) else value, self.show)
+
+
+def key(name: str, **options: Any) -> Column:
+    """The column of a key."""
+    return Column(name, lambda group: group.keys[name], text=True, **options)
+
+
+def only_in_csv(name: str, value: Value) -> Column:
+    """A column that is only in the CSV."""
+    return Column(None, value, name=name)
+
+
+SEEDS = only_in_csv("seeds", lambda group: len(group.runs))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
+    """One line of a table: a group and its values by the names of the columns."""
+
+    group: Group
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a column."""
+        return self.values[name]
+
+    @property
+    def where(self) -> str:
+        """The keys of the group, such as `ring_8, iid, dpsgd`."""
+        return ", ".join(map(str, self.group.keys.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of one line per group of rows. A column without any value is not shown.
+
+    Attributes:
+      by: The keys of a group. There is a line per group that has a finished run.
+      columns: The columns.
+      reference: The values of keys of the groups with which others are compared.
+      adjacent: Keys of which lines with equal values are adjacent, in the order of the first.
+
+    Example:
+      >>> table = Table(("method",), (key("method"), Column("loss", spread("loss"), ".1f")))
+      >>> rows = [{"kind": "run", "method": "mean", "seed": n, "loss": n + 1.0} for n in (0, 1)]
+      >>> print(table.to_markdown(table.lines(rows)))
+      | method | loss |
+      | --- | ---: |
+      | mean | 1.5 ± 0.7 |
+    """
+
+    by: tuple[str, ...]
+    columns: tuple[Column, ...]
+    reference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adjacent: tuple[str, ...] = ()
+
+    def lines(self, rows: Sequence[Row]) -> list[Line]:
+        """One line per group with runs, in the order of the first run."""
+        by_keys, groups = grouped(rows, self.by), {}
+        for keys in grouped(of_kind(rows, "run"), self.by):
+            named = dict(zip(self.by, keys, strict=True))
+            groups[keys] = Group(named, by_keys[keys], groups, self.reference)
+        ranks = {name: [*dict.fromkeys(g.keys[name] for g in groups.values())] for name in self.by}
+        ordered = sorted(
+            groups.values(),
+            key=lambda g: [ranks[name].index(g.keys[name]) for name in self.adjacent],
+        )
+        return [
+            Line(group, {column.name: column.value(group) for column in self.columns})
+            for group in ordered
+        ]
+
+    def _shown(self, lines: Sequence[Line], *, with_hidden: bool) -> tuple[list[Column], list]:
+        """The columns with a heading and a value, and the cells."""
+        columns = [
+            column
+            for column in self.columns
+            if column.heading
+            and (with_hidden or not column.hidden)
+            and any(column.cell(line[column.name]) != MISSING for line in lines)
+        ]
+        return columns, [[each.cell(line[each.name]) for each in columns] for line in lines]
+
+    def to_rich(self, lines: Sequence[Line]) -> RichTable:
+        """For the terminal, without hidden columns."""
+        columns, cells = self._shown(lines, with_hidden=False)
+        table = RichTable()
+        for column in columns:
+            justify = "left" if column.text else "right"
+            table.add_column(column.heading, justify=justify, overflow="fold")
+        for each in cells:
+            table.add_row(*each)
+        return table
+
+    def to_markdown(self, lines: Sequence[Line]) -> str:
+        """For a README."""
+        columns, cells = self._shown(lines, with_hidden=True)
+        left = next((n for n, column in enumerate(columns) if not column.text), len(columns))
+        return to_markdown([str(column.heading) for column in columns], cells, left)
+
+    def to_csv(self, lines: Sequence[Line]) -> str:
+        """As CSV. Numbers have 12 digits, since more differ between versions of Python."""
+        fields: list[dict[str, Any]] = [{} for _ in lines]
+        for column in self.columns:
+            for line, of_line in zip(lines, fields, strict=True):
+                value = line[column.name]
+                parts = value if isinstance(value, Spread | Estimate) else (value,)
+                names = [f"{column.name}_{n}" for n in getattr(value, "_fields", ("",))[1:]]
+                if column.in_csv:
+                    of_line |= dict(zip((column.name, *names), parts, strict=True))
+        names = [*dict.fromkeys(name for of_line in fields for name in of_line)]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(names)
+        for of_line in fields:
+            values = [of_line.get(name, math.nan) for name in names]
+            writer.writerow([float(f"{x:.12g}") if isinstance(x, float) else x for x in values])
+        return text.getvalue()
 
 
 def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
-    """For a README: `left` columns of text, then columns of numbers."""
+    """A table for a README: `left` columns of text, then columns of numbers."""
     rules = ["---"] * left + ["---:"] * (len(headings) - left)
-    return "".join("| " + " | ".join(line) + " |\n" for line in (headings, rules, *lines))
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rules, *lines))
 
 
-def to_csv(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """As CSV. Numbers have 12 digits, since more differ between versions of Python."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([float(f"{x:.12g}") if isinstance(x, float) else x for x in row])
-    return text.getvalue()
+def fact_table(rows: Sequence[Row], about: str) -> str:
+    """A table of the facts about something, with all their columns."""
+
+    def show(value: Any) -> str:
+        if isinstance(value, list):
+            return " x ".join(map(show, value)) or MISSING
+        return (
+            MISSING if is_missing(value) else f"{value:.4g}" if type(value) is float else f"{value}"
+        )
+
+    facts = [row for row in rows if row.get("about") == about]
+    names = [*dict.fromkeys(name for row in facts for name in row if name not in ("kind", "about"))]
+    cells = [[show(row.get(name)) for name in names] for row in facts]
+    return to_markdown([name.replace("_", " ") for name in names], cells)

@@ -5,16 +5,70 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.study.claims import Results
-from experiments.study.columns import Line
-from experiments.study.groups import Estimate, Group, Spread, Value
+from experiments.study.record import Row, grouped, is_missing, of_kind
 from experiments.study.statistics import mean, paired_log_ratio, sd
-from experiments.study.tidy import Row, grouped, is_missing, of_kind
+from experiments.study.table import Estimate, Group, Line, Spread, Value
 
 
-def _at_part(points: Sequence[Row], measure: str, part: float) -> float:
-    """The measure at the last logged point of the first part of the run."""
-    last = part * points[-1]["step"] + 1e-9
-    return ([each for each in points if each["step"] <= last] or points)[-1][measure]
+def add_targets(
+    rows: Sequence[Row],
+    within: Sequence[str],
+    reference: Mapping[str, Any],
+    measure: str,
+    columns: Sequence[str],
+    *,
+    interpolated: bool = False,
+    part: float = 0.5,
+) -> list[Row]:
+    """Adds to every run what it needed to reach the target of its setting.
+
+    The target is the measure of the reference after a part of its steps, averaged over seeds. A run
+    gets the value of `<column>_to_target` at its first logged point with at most the target; NaN if
+    it has none or diverges later, and `target`.
+
+    Args:
+      rows: The rows.
+      within: The keys of a setting.
+      reference: The keys and values of the reference in every setting.
+      measure: The column that is compared with the target; lower is better.
+      columns: The columns of what is needed.
+      interpolated: Whether to interpolate between that point and the one before it.
+      part: The part of the steps of the reference.
+
+    Example:
+      >>> keys = {"method": "mean", "seed": 0}
+      >>> points = [{"kind": "point", **keys, "step": n, "loss": 1 / n} for n in (1, 2, 3, 4)]
+      >>> run = {"kind": "run", **keys}
+      >>> add_targets([*points, run], (), {"method": "mean"}, "loss", ("step",))[-1]
+      {'kind': 'run', 'method': 'mean', 'seed': 0, 'target': 0.5, 'step_to_target': 2}
+    """
+    names = (*within, *reference, "seed")
+    points = grouped(of_kind(rows, "point"), names)
+    parts: dict[tuple, list[float]] = {}
+    for keys, of_run in points.items():
+        if keys[len(within) : -1] == tuple(reference.values()):
+            last = part * of_run[-1]["step"] + 1e-9
+            until = [each for each in of_run if each["step"] <= last] or of_run
+            parts.setdefault(keys[: len(within)], []).append(until[-1][measure])
+
+    def needed(of_run: Sequence[Row], target: float) -> dict[str, float]:
+        place = next((n for n, each in enumerate(of_run) if each[measure] <= target), None)
+        if place is None or not math.isfinite(of_run[-1][measure]):
+            return {f"{column}_to_target": math.nan for column in columns}
+        first, before, share = of_run[place], of_run[max(0, place - 1)], 0
+        if interpolated and target < before[measure] < math.inf:
+            share = (target - first[measure]) / (before[measure] - first[measure])
+        return {f"{name}_to_target": first[name] - share * (first[name] - before[name])
+                for name in columns}  # fmt: skip
+
+    found = []
+    for row in rows:
+        if row["kind"] == "run":
+            keys = tuple(row[name] for name in names)
+            target = mean(parts.get(keys[: len(within)], ()))
+            row = {**row, "target": target, **needed(points.get(keys, ()), target)}
+        found.append(row)
+    return found
 
 
 def _needed(group: Group, column: str) -> list[float]:
@@ -48,21 +102,15 @@ def describe_fastest(lines: Sequence[Line], keys: Sequence[str], column: str) ->
     places: dict[tuple, list[Group]] = {}
     for line in lines:
         places.setdefault(tuple(line.group.keys[key] for key in keys), []).append(line.group)
-    best = [fastest(groups, column) for groups in places.values()]
+    best = [group for groups in places.values() if (group := fastest(groups, column))]
     return "; ".join(
         f"{', '.join(map(str, group.keys.values()))} ({mean(_needed(group, column)):.3g})"
         for group in best
-        if group
     )
 
 
 def over_fastest(column: str, others: Sequence[Mapping[str, Any]]) -> Value:
-    """The ratio to the fastest of other groups, paired by seed, and its interval.
-
-    Args:
-      column: The column of what is needed.
-      others: The keys by which each of the other groups differs.
-    """
+    """The ratio to the fastest of other groups, whose keys differ, by seed, and its interval."""
 
     def value(group: Group) -> Estimate | None:
         best = fastest([other for keys in others if (other := group.other(**keys))], column)
@@ -80,8 +128,6 @@ def show_ratio(ratio: Estimate) -> str:
     Example:
       >>> show_ratio(Estimate(0.5, 0.4, 0.625)), show_ratio(Estimate(*[math.inf] * 3))
       ('0.50 [0.40, 0.62]', 'not reached')
-      >>> show_ratio(Estimate(0.0, 0.0, 0.0))
-      'only here reached'
     """
     if math.isinf(ratio.mean):
         return "not reached"
@@ -92,13 +138,7 @@ def show_ratio(ratio: Estimate) -> str:
 
 
 def describe_missing(lines: Sequence[Line], key: str) -> str:
-    """A sentence on the settings without a target, by the values of a key; empty if there is none.
-
-    Example:
-      >>> runs = [{"kind": "run", "target": math.nan}]
-      >>> describe_missing([Line(Group({"dataset": "text"}, runs, {}, {}), {})], "dataset")
-      'The reference diverged with some seeds of text, which therefore has no target.'
-    """
+    """A sentence on the settings without a target, by the values of a key, if there is one."""
     places = [line.group.keys[key] for line in lines if math.isnan(line.group.runs[0]["target"])]
     names = " and ".join(map(str, dict.fromkeys(places)))
     if not names:
@@ -111,66 +151,3 @@ def mark(axes: Any, results: Results, keys: Mapping[str, Any]) -> None:
     for line in results.lines:
         if keys.items() <= line.group.keys.items():
             axes.axhline(line.group.runs[0]["target"], color="black", linewidth=0.6)
-
-
-def add_targets(
-    rows: Sequence[Row],
-    within: Sequence[str],
-    reference: Mapping[str, Any],
-    measure: str,
-    columns: Sequence[str],
-    *,
-    interpolated: bool = False,
-    part: float = 0.5,
-) -> list[Row]:
-    """Adds to every run what it needed to reach the target of its setting.
-
-    The target is the measure of the reference after half of its steps, averaged over seeds. A run
-    gets the value of `<column>_to_target` at its first logged point with at most the target; NaN if
-    it has none or diverges later, and `target`.
-
-    Args:
-      rows: The rows.
-      within: The keys of a setting.
-      reference: The keys and values of the reference in every setting.
-      measure: The column that is compared with the target; lower is better.
-      columns: The columns of what is needed.
-      interpolated: Whether to interpolate between that point and the one before it.
-      part: The part of the steps of the reference, if it is not a half.
-
-    Example:
-      >>> keys = {"method": "mean", "seed": 0}
-      >>> points = [{"kind": "point", **keys, "step": n, "loss": 1 / n} for n in (1, 2, 3, 4)]
-      >>> run = {"kind": "run", **keys}
-      >>> add_targets([*points, run], (), {"method": "mean"}, "loss", ("step",))[-1]
-      {'kind': 'run', 'method': 'mean', 'seed': 0, 'target': 0.5, 'step_to_target': 2}
-    """
-    names = (*within, *reference, "seed")
-    points = grouped(of_kind(rows, "point"), names)
-    halves: dict[tuple, list[float]] = {}
-    for keys, of_run in points.items():
-        if keys[len(within) : -1] == tuple(reference.values()):
-            halves.setdefault(keys[: len(within)], []).append(_at_part(of_run, measure, part))
-
-    def reached(run: Row) -> Row:
-        keys = tuple(run[name] for name in names)
-        target = mean(halves.get(keys[: len(within)], ()))
-        found = _at_target(points.get(keys, ()), measure, target, columns, interpolated)
-        return {**run, "target": target, **found}
-
-    return [reached(row) if row["kind"] == "run" else row for row in rows]
-
-
-def _at_target(
-    points: Sequence[Row], measure: str, target: float, columns: Sequence[str], interpolated: bool
-) -> dict[str, float]:
-    """The columns where the measure of a run first is at most the target."""
-    place = next((n for n, each in enumerate(points) if each[measure] <= target), None)
-    if place is None or not math.isfinite(points[-1][measure]):
-        return {f"{column}_to_target": math.nan for column in columns}
-    first, before = points[place], points[max(0, place - 1)]
-    part: float = 0
-    if interpolated and target < before[measure] < math.inf:
-        part = (target - first[measure]) / (before[measure] - first[measure])
-    return {f"{name}_to_target": first[name] - part * (first[name] - before[name])
-            for name in columns}  # fmt: skip

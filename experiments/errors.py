@@ -1,8 +1,24 @@
-"""Selects names that the user requests."""
+"""Errors that are reported to the user in one line, without a traceback."""
 
 from collections.abc import Sequence
 
-from experiments.cli.errors import ExperimentError
+
+class ExperimentError(Exception):
+    """An invalid option, number, file or name. The message names it and the remedy."""
+
+    code = 2
+
+
+class LostProcessError(ExperimentError):
+    """Another process of the cluster has ended, so this process cannot continue."""
+
+    code = 3
+
+
+class Interrupted(Exception):
+    """The user stopped the run. The message names the partial record."""
+
+    code = 130
 
 
 def select(requested: Sequence[str], available: Sequence[str], option: str) -> list[str]:

@@ -1,1 +1,0 @@
-"""The command line: options, configs, errors and progress."""

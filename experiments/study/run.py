@@ -1,0 +1,355 @@
+"""A study: settings and seeds, trained one by one, skipping what the record has, and its README."""
+
+import dataclasses
+import inspect
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rich.console import Console
+
+from experiments.cluster import from_main_process, reraise_lost_process
+from experiments.errors import ExperimentError, Interrupted
+from experiments.study import record as recording
+from experiments.study.claims import Claim, Judgement, Results, state
+from experiments.study.record import CLAIMS as STATED
+from experiments.study.record import Kind, Record, Row, make_row, of_kind
+from experiments.study.table import Table
+from experiments.study.tuning import Budget, Choice, Grid, search
+
+Setting = Mapping[str, Any]
+"""The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
+
+PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS = (
+    "{provenance}", "{tuning}", "{claims}", "{table}", "{figures}"
+)  # fmt: skip
+"""Paragraphs that the prose of a study places among its own. Those that it omits follow at the end,
+so that no study omits a claim."""
+
+UNSTATED = "This record has no `claims.md`: it is older than the statement of claims before a run."
+
+
+class Trainer(Protocol):
+    """Trains runs of the settings that share a compiled program."""
+
+    def __call__(
+        self, setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
+    ) -> Iterable[Mapping[str, Any]]:
+        """Trains once; yields the values of logged points, and at last those of the run.
+
+        Args:
+          setting: The setting.
+          seed: The seed of weights, data and noise.
+          parameters: The tuned parameters, and those of `Study.inputs`.
+          validation: Whether to train without the validation set. The last values then include
+            `validation_loss`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Everything that defines a study.
+
+    Attributes:
+      name: The name of its command.
+      config: The dataclass of its options. Its docstring begins with the question.
+      settings: `config -> settings`, in the order of the runs. User errors are raised here.
+      train: `(config, setting) -> trainer`. It compiles; its trainer is shared by successive
+        settings with the same values of `shares`.
+      table: The table.
+      prose: `results -> paragraphs` of the README.
+      figures: The figures.
+      claims: The claims, which are written to the record before the first run.
+      seeds: `config -> seeds` of every setting; by default 0, 1, ... Trials have the next ones.
+      shares: The keys that `train` depends on; all by default.
+      grid: `(config, setting) -> grid` of parameters that are tuned; None without tuning.
+      budget: `config -> budget`, the same for all settings; with a grid only.
+      inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
+        such as measured times.
+      interleaved: Whether every setting is trained with a seed before the next seed, so that
+        settings whose times are compared are measured at about the same time.
+      facts: `config -> facts`, with the keys that they are about; recorded before the runs.
+      derive: Adds columns that depend on other rows; for table, figures and claims.
+      headline: The columns of the table in the lines of progress.
+      exit_code: `results -> exit code` of the command.
+    """
+
+    name: str
+    config: type
+    settings: Callable[[Any], Sequence[Setting]]
+    train: Callable[[Any, Setting], Trainer]
+    table: Table
+    prose: Callable[[Results], Sequence[str]] = lambda results: ()
+    figures: Sequence[Any] = ()
+    claims: Sequence[Claim] = ()
+    seeds: Callable[[Any], Sequence[int]] = lambda config: range(config.seeds)
+    shares: tuple[str, ...] | None = None
+    grid: Callable[[Any, Setting], Grid | None] = lambda config, setting: None
+    budget: Callable[[Any], Budget] = lambda config: Budget(1)
+    inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
+    interleaved: bool = False
+    facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
+    derive: Callable[[Sequence[Row]], Sequence[Row]] = list
+    headline: tuple[str, ...] = ()
+    exit_code: Callable[[Results], int] = lambda results: 0
+
+    @property
+    def stated(self) -> str:
+        """The claims as they are stated before the first run."""
+        return state(self.name, self.claims)
+
+
+class Command(NamedTuple):
+    """A command that is no study: the dataclass of its options, and what it does."""
+
+    config: type
+    main: Callable[[Any], int]
+
+
+class _Runs:
+    """The rows of a study, and the runs that they lack."""
+
+    def __init__(self, study: Study, config: Any, record: Record, rows: Sequence[Row]):
+        self.study, self.config, self._record, self.rows = study, config, record, [*rows]
+        self.seeds = study.seeds(config)
+        self._trainers: dict[tuple, Trainer] = {}
+        self.trained = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self._record.add(rows)
+        self.rows += rows
+
+    def _train(
+        self, kind: Kind, setting: Setting, seed: int, parameters: Mapping[str, Any], **last: Any
+    ) -> Row:
+        """Trains and records a run unless the record has it; returns its last row."""
+        keys = {**setting, "seed": seed}
+        wanted = {"kind": kind, **keys, **(parameters if kind == "trial" else {})}.items()
+        if found := next((row for row in self.rows if wanted <= row.items()), None):
+            return found
+        trainer, validation = self._trainer(setting), kind == "trial"
+        inputs = self.study.inputs(self.config, self.rows, setting, seed)
+        parameters = {**parameters, **inputs}
+        trained = trainer(setting, seed, parameters, validation=validation)
+        *points, end = from_main_process([*trained])
+        rows = [] if validation else [make_row("point", keys, values) for values in points]
+        self.add([*rows, make_row(kind, {**keys, **parameters, **last}, end)])
+        self.trained += 1
+        return self.rows[-1]
+
+    def _trainer(self, setting: Setting) -> Trainer:
+        shares = self.study.shares
+        key = tuple(setting[name] for name in (setting if shares is None else shares))
+        if key not in self._trainers:
+            if not self.study.interleaved:
+                self._trainers.clear()  # Frees the memory of the program.
+            self._trainers[key] = self.study.train(self.config, setting)
+        return self._trainers[key]
+
+    def run(self, setting: Setting, seeds: Sequence[int]) -> Choice | None:
+        """Tunes and trains a setting."""
+        grid, choice, tuned = self.study.grid(self.config, setting), None, {}
+        if grid is not None:
+
+            def trial(parameters: dict[str, Any], number: int) -> float:
+                return self._train("trial", setting, max(self.seeds) + 1 + number, parameters)[
+                    "validation_loss"
+                ]
+
+            choice = search(grid, self.study.budget(self.config), trial)
+            tuned = {"at_edge": ", ".join(choice.at_edge), "trials": choice.trials}
+        for seed in seeds:
+            self._train("run", setting, seed, choice.parameters if choice else {}, **tuned)
+        return choice
+
+    def headline(self, setting: Setting) -> list[str]:
+        """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""
+        if not self.study.headline:
+            return []
+        lines = self.study.table.lines(self.study.derive(self.rows))
+        own = [line for line in lines if line.group.keys.items() <= setting.items()][-1:]
+        columns = {column.name: column for column in self.study.table.columns}
+        return [
+            f"{columns[name].heading} {columns[name].cell(line[name])}"
+            for line in own
+            for name in self.study.headline
+        ]
+
+
+def show_duration(seconds: float) -> str:
+    """A duration to one or two digits, such as `42 s`, `12 min` or `2.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def run(
+    study: Study,
+    config: Any,
+    record: Record,
+    say: Callable[[str], None] = print,
+    rows: Sequence[Row] = (),
+) -> list[Row]:
+    """Runs all settings and seeds that `rows` lacks; returns all rows.
+
+    The rows of a run are recorded when it ends, so that a record has whole runs only. In a cluster,
+    all processes train, and all have the rows of the first one.
+    """
+    runs = _Runs(study, config, record, rows)
+    if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
+        facts = [make_row("fact", {}, values) for values in study.facts(config)]
+        runs.add(facts[len(rows) :])
+    settings, seeds = study.settings(config), runs.seeds
+    parts = [(setting, [seed]) for seed in seeds for setting in settings]
+    if not study.interleaved:
+        parts = [(setting, seeds) for setting in settings]
+    begun, first = time.perf_counter(), 0
+    for done, (setting, of_part) in enumerate(parts, 1):
+        start, trained = time.perf_counter(), runs.trained
+        choice = runs.run(setting, of_part)
+        now = time.perf_counter()
+        first += runs.trained == trained  # Parts of an earlier session cost no time.
+        line = ", ".join(
+            [f"{done}/{len(parts)} " + " ".join(map(str, setting.values()))]
+            + ([f"seed {of_part[0]}"] if study.interleaved else [])
+            + ([choice.text] if choice else [])
+            + runs.headline(setting)
+            + ([show_duration(now - start)] if runs.trained > trained else ["recorded"])
+        )
+        if runs.trained and done < len(parts):
+            left = (now - begun) / (done - first) * (len(parts) - done)
+            line += f"; about {show_duration(left)} left"
+        say(line)
+    return runs.rows
+
+
+def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) -> Results:
+    """The table and the judged claims of rows."""
+    derived = study.derive(rows)
+    results = Results(config, derived, study.table.lines(derived), environment)
+    judged = [Judgement(claim, claim.judge(results)) for claim in study.claims]
+    return dataclasses.replace(results, judgements=judged)
+
+
+def read_results(study: Study, folder: Path) -> Results:
+    """The results of a record. Claims that the study has gained since then are not judged."""
+    config = recording.read_config(study.config, folder)
+    environment = recording.read_environment(folder)
+    results = analyze(study, config, recording.read(folder), environment)
+    path = folder / STATED
+    if not path.exists():
+        return dataclasses.replace(results, are_stated=False)
+    stated = path.read_text(encoding="utf-8").splitlines()
+    judged = [each for each in results.judgements if f"- {each.claim.text}" in stated]
+    return dataclasses.replace(results, judgements=judged)
+
+
+def _provenance(environment: str) -> str:
+    """The command, commit, versions and machine of a record."""
+    first, *resumed = [
+        dict(line.split(": ", 1) for line in part.splitlines() if ": " in line)
+        for part in environment.strip().split("\n\n")
+    ]
+    packages = ", ".join(f"{name} {first[name]}" for name in ("python", "jax") if name in first)
+    commits = [*dict.fromkeys(each.get("commit", "unknown") for each in (first, *resumed))]
+    again = f", resumed at {' and '.join(commits[1:])}" if len(commits) > 1 else ""
+    return (
+        f"Command: `{first.get('command', 'unknown')}`, at commit {commits[0]}{again}; {packages}; "
+        f"{first.get('devices', 'unknown devices')}, {first.get('CPU count', '?')} CPUs. All "
+        "versions are in `environment.txt`, every setting in `config.json`, every raw metric in "
+        "`metrics.jsonl.gz`."
+    )
+
+
+def _describe_tuning(rows: Sequence[Row], keys: Sequence[str]) -> str:
+    """The number of seeds, the number of trials, and choices at the edge of their grid."""
+
+    def extent(rows: Sequence[Row], word: str) -> str:
+        counts = Counter(tuple(row[name] for name in keys) for row in rows).values()
+        least, most = min(counts), max(counts)
+        shown = f"{least}" if least == most else f"{least} to {most}"
+        return f"{shown} {word}{'' if most == 1 else 's'}"
+
+    runs, trials = of_kind(rows, "run"), of_kind(rows, "trial")
+    text = f"Every line of the table is over {extent(runs, 'seed')}."
+    if not trials:
+        return text
+    edges = {
+        ", ".join(str(run[name]) for name in keys): run["at_edge"]
+        for run in runs
+        if run.get("at_edge")
+    }
+    listed = "; ".join(f"{where} ({names})" for where, names in edges.items())
+    return (
+        f"{text} The tuning took {extent(trials, 'trial')} per setting, on validation data and "
+        f"with other seeds: {len(trials):,} in total. "
+        + (
+            f"At the edge of the grid: {listed}."
+            if listed
+            else "No choice is at the edge of its grid."
+        )
+    )
+
+
+def readme(study: Study, results: Results) -> str:
+    """The text of the README, which is a function of the record."""
+    claims = [judgement.markdown for judgement in results.judgements]
+    parts = {
+        TABLE: study.table.to_markdown(results.lines),
+        CLAIMS: "\n\n".join(([] if results.are_stated or not claims else [UNSTATED]) + claims),
+        FIGURES: "\n\n".join(f"![{figure.caption}]({figure.file})" for figure in study.figures),
+        PROVENANCE: _provenance(results.environment),
+        TUNING: _describe_tuning(results.rows, study.table.by),
+    }
+    paragraphs = [*study.prose(results)]
+    paragraphs += [part for part in PARTS if part not in paragraphs]
+    shown = [parts.get(paragraph, paragraph) for paragraph in paragraphs]
+    question = (inspect.getdoc(study.config) or study.name).splitlines()[0]
+    return "\n\n".join([f"# {question}", *filter(None, shown)]) + "\n"
+
+
+def write(study: Study, results: Results, folder: Path) -> None:
+    """Writes the table, the README and the figures of a study to a folder."""
+    recording.write_atomically(folder / "table.csv", study.table.to_csv(results.lines))
+    recording.write_atomically(folder / "README.md", readme(study, results))
+    for figure in study.figures:
+        figure.draw(folder, results)
+
+
+def main(study: Study, config: Any) -> int:
+    """Runs a study, or continues the record `config.resume`; returns the exit code."""
+    width = None if sys.stdout.isatty() else 150
+    console = Console(highlight=False, markup=False, width=width)
+    record = Record(None)
+    try:
+        if getattr(config, "resume", None):
+            config, record = recording.resumed_record(config, study.name, study.stated)
+        settings, seeds = len(study.settings(config)), len(study.seeds(config))
+        if not getattr(config, "resume", None):
+            record = recording.new_record(config, study.name)
+            record.write(STATED, study.stated)
+        rows = from_main_process(record.rows)
+        with record, reraise_lost_process():
+            print(f"{study.name}: {settings} settings, {seeds} seeds each", flush=True)
+            rows = run(study, config, record, lambda line: print(line, flush=True), rows)
+            folder = record.folder
+            environment = (
+                recording.read_environment(folder) if folder else recording.describe_environment()
+            )
+            results = analyze(study, config, rows, environment)
+            console.print(study.table.to_rich(results.lines))
+            print(*[judgement.markdown for judgement in results.judgements], sep="\n\n")
+            if folder:
+                write(study, results, folder)
+                print(f"Record: {folder}")
+            record.finish()
+    except (Interrupted, ExperimentError, OSError) as error:
+        if record.folder:
+            hint = f"Continue it with --resume {record.folder}."
+            kind = ExperimentError if isinstance(error, OSError) else type(error)
+            raise kind(f"{error} {hint}") from error
+        raise
+    return study.exit_code(results)
