@@ -1,4 +1,5 @@
 """What ten minutes with a GPU can show: `python -m experiments.gpu`, or `tools/gpu`.
 
-It imports nothing else of the experiments, so it needs JAX, optax and pytest only.
+Of the other experiments it imports only the shapes of networks, so it needs JAX, optax, flax and
+pytest only.
 """

@@ -26,45 +26,37 @@ from pallas_kernels.benchmark.parts import Part
 from pallas_kernels.benchmark.record import Record, ask_for_device
 
 ROOT = Path(__file__).parents[2]
+MEASURE = "experiments.gpu.measure"
 PARTS = (
     *ops.PARTS,
-    Part("codecs", "experiments.gpu.codecs", 90),
-    Part("step", "experiments.gpu.step", 120),
-    Part("power_sgd", "experiments.gpu.power_sgd", 90),
+    Part("codecs", MEASURE, 90),
+    Part("step", MEASURE, 120),
+    Part("power_sgd", MEASURE, 90),
 )
 TESTS = "tests"
 NAMES = (*(part.name for part in PARTS), TESTS)
-RECORD, REHEARSAL = ROOT / "experiments" / "records" / "gpu", ROOT / "build" / "gpu_rehearsal"
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="tools/gpu", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(NAMES)}; all by default")
+    add("parts", nargs="*", choices=NAMES, metavar="PART", help=f"of {NAMES}; all by default")
     add("--record", type=Path, metavar="FOLDER", help="default: experiments/records/gpu")
     add("--minutes", type=float, default=10.0, metavar="M", help="the time for everything")
     add("--most", type=int, metavar="N", help="only the first N measurements of each part")
-    add("--samples", type=int, metavar="N", help="samples of each time")
     add("--again", action="store_true", help="measure again what failed or was skipped")
     add("--rehearse", action="store_true", help="on a CPU, small, kernels in the interpreter")
     options = parser.parse_args(arguments)
-    for name in options.parts:
-        if name not in NAMES:
-            parser.error(f"there is no part {name!r}, only {', '.join(NAMES)}")
-    for name in ("minutes", "most", "samples"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            parser.error(f"argument --{name}: must be positive, got {value:g}")
-    options.record = options.record or (REHEARSAL if options.rehearse else RECORD)
+    default = "build/gpu_rehearsal" if options.rehearse else "experiments/records/gpu"
+    options.record = options.record or ROOT / default
     return options
 
 
 def _tests(record: Record, seconds: float) -> bool:
     """Runs tests/gpu, unless they have passed; returns whether they have."""
-    ended, _ = record.ends(TESTS)
-    if TESTS in ended and not ended[TESTS]["results"][0]["code"]:
+    if {"kind": "tests", "code": 0} in record.results([TESTS]):
         return True
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-W", "default", "-rfEs", "-q"]
     try:
@@ -77,17 +69,16 @@ def _tests(record: Record, seconds: float) -> bool:
     return code == 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the parts; returns 0 if nothing is left, failed or wrong."""
-    options = parse(arguments)
-    start = time.monotonic()
+    options, start = parse(arguments), time.monotonic()
     if options.rehearse:
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAXCOMM_REHEARSE": "1"}
-    given = {name: getattr(options, name) for name in ("rehearse", "most", "samples")}
-    record, said = Record(options.record), sys.argv[1:] if arguments is None else list(arguments)
+    given = {"rehearse": options.rehearse, "most": options.most}
+    record, seconds = Record(options.record), 60 * options.minutes
     try:
         device = ask_for_device()
-        record.begin(given, device, ["tools/gpu", *said])
+        record.begin(given, device, ["tools/gpu", *arguments])
     except (OSError, RuntimeError, ValueError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -95,24 +86,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record.add({"kind": "again"})
     print(f"{device['devices']}; record in {options.record}", flush=True)
     chosen = [part for part in PARTS if part.name in (options.parts or NAMES)]
-    all_done = parts.run(chosen, record, 60 * options.minutes, given)
+    all_done = parts.run(chosen, record, seconds, given)
     if record.results(["codecs"]):
-        from experiments.gpu import codecs  # Only now: no other process needs the device.
+        from experiments.gpu import measure  # Only now: no other process needs the device.
 
-        codecs.calibration(record).save(record.folder / codecs.FILE)
-    if TESTS in (options.parts or NAMES[: None if options.most is None else -1]):
-        all_done &= _tests(record, max(60 * options.minutes - (time.monotonic() - start), 1))
+        measure.calibration(record).save(record.folder / measure.CALIBRATION)
+    everything = not (options.parts or options.most)
+    if everything or TESTS in options.parts:
+        all_done &= _tests(record, max(seconds - (time.monotonic() - start), 1))
     bad = parts.bad_lines(record, PARTS)
     for one in bad:
         reason = one.get("reason") or one.get("wrong")
         print(f"{one['kind']}: {one.get('key') or one.get('label', '')}: {reason}")
-    if all_done and not options.parts and not options.most:
+    if all_done and everything:
         record.finish()
-    seconds = time.monotonic() - start
     left = "" if all_done else " Something is left: run the same command again."
-    print(f"\n{len(bad)} failures, {seconds:.0f} s.{left} Next: python -m experiments.gpu.pages")
+    taken = f"{time.monotonic() - start:.0f} s"
+    print(f"\n{len(bad)} failures, {taken}.{left} Next: python -m experiments.gpu.pages")
     return 0 if all_done and not bad else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

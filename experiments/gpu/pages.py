@@ -8,17 +8,16 @@ one counts.
 
 import re
 import statistics
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu.__main__ import ROOT
 from pallas_kernels import _measurements
-from pallas_kernels.benchmark.goals import Measurement, measured_rows, read
+from pallas_kernels.benchmark.goals import measured_rows, read
 from pallas_kernels.benchmark.ops import SIZES, TIMES
 from pallas_kernels.benchmark.record import METRICS, Record
 
+ROOT = Path(__file__).parents[2]
 DISPATCH = "pallas_kernels/measured.jsonl"
 TABLES = "docs/kernels.md"
 PAGES = (
@@ -30,8 +29,10 @@ PAGES = (
 )
 NONE = "No GPU or TPU has been measured."
 
+Records = Mapping[str, Record]
 
-def records(root: Path) -> dict[str, Record]:
+
+def records(root: Path) -> Records:
     """The records by kind of device, without rehearsals."""
     every = [Record(path.parent) for path in root.glob(f"experiments/records/gpu*/{METRICS}")]
     found = [record for record in every if not record.config["rehearse"]]
@@ -40,12 +41,10 @@ def records(root: Path) -> dict[str, Record]:
 
 
 def _date(record: Record) -> str:
-    (*_, last) = (line["date"] for line in record.lines() if line["kind"] == "session")
-    date: str = last[:10]
-    return date
+    return max(line["date"][:10] for line in record.lines() if line["kind"] == "session")
 
 
-def sentence(found: dict[str, Record]) -> str:
+def sentence(found: Records) -> str:
     """Which devices are measured."""
     if not found:
         return NONE
@@ -53,7 +52,7 @@ def sentence(found: dict[str, Record]) -> str:
     return "; ".join([*each, "no TPU has been measured."])
 
 
-def dispatch(found: dict[str, Record]) -> list[Any]:
+def dispatch(found: Records) -> list[_measurements.Measured]:
     """The rows from which the package chooses kernels.
 
     An op that was not timed at the smallest size keeps the assumption: below the sizes of its rows
@@ -68,8 +67,8 @@ def dispatch(found: dict[str, Record]) -> list[Any]:
     return rows
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    lines = [head.split(" | "), ["---"] * (head.count(" | ") + 1), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -78,148 +77,115 @@ def _size(size: int) -> str:
     return f"2^{power}" if size == 2**power else f"{size:,}"
 
 
-def _share(measurement: Measurement | None) -> str:
-    return "" if measurement is None else f"{measurement.share_of_copy:.0%}"
+def _milliseconds(one: Mapping[str, Any]) -> float:
+    return 1e3 * statistics.median(one["seconds"])
 
 
-def _times(found: dict[str, Record]) -> str:
-    rows = []
-    for kind, record in found.items():
-        lines = [one for one in record.results(["times"]) if one["kind"] == "time"]
-        by_call: dict[tuple[str, int], dict[str, Measurement]] = {}
-        for m in read(lines):
-            by_call.setdefault((m.row.label, m.size), {})[m.implementation] = m
-        peaks = [one.get("published_bytes_per_second") or 0.0 for one in lines]
-        for (label, size), timed in by_call.items():
-            own = [m for name, m in timed.items() if name not in ("copy", "torch")]
-            if not own:
-                continue
-            best = min(own, key=lambda m: m.seconds)
-            bandwidth = best.row.traffic(size) / best.seconds
-            kernel = next((m for m in own if m.implementation != "reference"), None)
-            rows.append(
-                (
-                    *(kind, label, _size(size), f"{1e6 * best.seconds:,.1f}"),
-                    *map(_share, (timed.get("reference"), kernel, timed.get("torch"))),
-                    f"{bandwidth / max(peaks):.0%}" if max(peaks) else "",
-                )
-            )
-    head = ("device", "op", "coordinates", "fastest of ours, µs", "XLA's fusion", "kernel")
-    return _table((*head, "`torch.compile`", "fastest, of the published peak"), rows)
+def _results(found: Records, part: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """Of each device, the results of a part that are of a kind."""
+    for device, record in found.items():
+        for one in record.results([part]):
+            if one["kind"] == kind:
+                yield device, one
 
 
-def _checks(found: dict[str, Record]) -> str:
-    lines = []
-    for kind, record in found.items():
+def _times(found: Records) -> Iterator[Sequence[str]]:
+    by_call = {}
+    for device, one in _results(found, "times", "time"):
+        for m in read([one]):
+            by_call.setdefault((device, m.row.label, m.size), {})[m.implementation] = m
+    for (device, label, size), timed in by_call.items():
+        own = [m for name, m in timed.items() if name not in ("copy", "torch")]
+        if not own:
+            continue
+        kernel = next((m for m in own if m.implementation != "reference"), None)
+        shares = (timed.get("reference"), kernel, timed.get("torch"))
+        yield (
+            *(device, label, _size(size), f"{1e6 * min(m.seconds for m in own):,.1f}"),
+            *("" if m is None else f"{m.share_of_copy:.0%}" for m in shares),
+        )
+
+
+def _checks(found: Records) -> Iterator[str]:
+    for device, record in found.items():
         checks = record.results(["right"])
         bad = [one for one in checks if one["kind"] != "check" or one["wrong"]]
-        lines.append(f"{kind}: {len(checks) - len(bad)} comparisons with the reference are right.")
+        yield f"{device}: {len(checks) - len(bad)} comparisons with the reference are right."
         for one in bad:
             what = f"{one['label']}, {one['implementation']}, {_size(one['size'])}"
-            lines.append(f"- **Not right**: {what}: {one.get('wrong') or one['reason']}.")
-    return "\n".join(lines) + "\n"
+            yield f"- **Not right**: {what}: {one.get('wrong') or one['reason']}."
 
 
-def _codecs(found: dict[str, Record]) -> str:
-    rows = [
-        (
-            *(kind, f"`{one['method']}`", one["model"]),
-            f"{1e3 * one['per_coordinate'] * one['coordinates']:.3f}",
-            f"{1e9 * one['per_coordinate']:.4f}",
-        )
-        for kind, record in found.items()
-        for one in record.results(["codecs"])
-        if one["kind"] == "codec"
-    ]
-    return _table(("device", "method", "gradients of", "ms", "ns per coordinate"), rows)
-
-
-def _steps(found: dict[str, Record]) -> str:
-    rows = [
-        (
-            *(kind, f"`{one['method']}`", f"{one['rows']}"),
-            f"{1e3 * statistics.median(one['seconds']):.2f}",
-            f"{one['share']:.1%}" + ("" if one.get("encodes", True) else ", not encoded"),
-        )
-        for kind, record in found.items()
-        for one in record.results(["step"])
-        if one["kind"] == "step"
-    ]
-    return _table(("device", "method", "rows of 1024 words", "ms a step", "share of codec"), rows)
-
-
-def _power_sgd(found: dict[str, Record]) -> str:
-    rows = [
-        (
-            *(kind, one["model"], f"{one['rank']}", one["library"]),
-            f"{1e3 * statistics.median(one['seconds']):.3f}",
-        )
-        for kind, record in found.items()
-        for one in record.results(["power_sgd"])
-        if one["kind"] == "power_sgd"
-    ]
-    return _table(("device", "gradients of", "rank", "library", "ms"), rows)
-
-
-def tables(found: dict[str, Record]) -> str:
+def tables(found: Records) -> str:
     """The tables of docs/kernels.md."""
     if not found:
         return f"{NONE} The tables come here from the first record.\n"
+    codecs = [
+        (
+            *(device, f"`{one['method']}`", one["model"]),
+            f"{1e3 * one['per_coordinate'] * one['coordinates']:.3f}",
+        )
+        for device, one in _results(found, "codecs", "codec")
+    ]
+    steps = [
+        (
+            *(device, f"`{one['method']}`", f"{one['rows']}", f"{_milliseconds(one):.2f}"),
+            f"{one['share']:.1%}" + ("" if one.get("encodes", True) else ", not encoded"),
+        )
+        for device, one in _results(found, "step", "step")
+    ]
+    power_sgd = [
+        (device, one["model"], f"{one['rank']}", one["library"], f"{_milliseconds(one):.3f}")
+        for device, one in _results(found, "power_sgd", "power_sgd")
+    ]
     return "\n".join(
         (
-            _checks(found),
+            *_checks(found),
+            "",
             "Shares are bytes that the op has to move, per second, over those of a copy.\n",
-            _times(found),
+            _table(
+                "device | op | coordinates | fastest of ours, µs | XLA's fusion | kernel | "
+                "`torch.compile`",
+                _times(found),
+            ),
             "Encoding and decoding of all gradients of a model, one worker:\n",
-            _codecs(found),
+            _table("device | method | gradients of | ms", codecs),
             "A training step of a transformer of 125 million parameters in bfloat16, one device:\n",
-            _steps(found),
+            _table("device | method | rows of 1024 words | ms a step | share of codec", steps),
             "`power_sgd` beside PyTorch's `powerSGD_hook`, one process:\n",
-            _power_sgd(found),
+            _table("device | gradients of | rank | library | ms", power_sgd),
         )
     )
 
 
-def between(text: str, marker: str, content: str) -> str:
-    """The text with other content between its markers.
-
-    Raises:
-      ValueError: If it has no such markers.
-    """
-    pattern = rf"(<!-- {marker} -->).*?(<!-- /{marker} -->)"
-    replaced, number = re.subn(pattern, lambda m: m[1] + content + m[2], text, flags=re.DOTALL)
-    if not number:
-        raise ValueError(f"There is no <!-- {marker} --> ... <!-- /{marker} -->.")
+def _between(text: str, marker: str, content: str) -> str:
+    """The text with other content between its markers, which it has once or more often."""
+    pattern = rf"(?<=<!-- {marker} -->).*?(?=<!-- /{marker} -->)"
+    replaced, number = re.subn(pattern, lambda _: content, text, flags=re.DOTALL)
+    assert number, f"There is no <!-- {marker} --> ... <!-- /{marker} -->."
     return replaced
 
 
-def texts(root: Path, found: dict[str, Record]) -> dict[str, str]:
+def texts(root: Path, found: Records) -> dict[str, str]:
     """What the pages must be, by path."""
     said = {}
     for page in PAGES:
         strong = "<strong>{}</strong>" if page.endswith(".html") else "**{}**"
         text = (root / page).read_text(encoding="utf-8")
-        said[page] = between(text, "devices", strong.format(sentence(found)))
-    said[TABLES] = between(said[TABLES], "tables", f"\n\n{tables(found)}\n")
+        said[page] = _between(text, "devices", strong.format(sentence(found)))
+    said[TABLES] = _between(said[TABLES], "tables", f"\n\n{tables(found)}\n")
     return said
 
 
-def write(root: Path) -> list[str]:
-    """Writes all of it; returns the paths that changed."""
+def write(root: Path) -> None:
+    """Writes all of it."""
     found = records(root)
-    files = [root / path for path in (*PAGES, DISPATCH)]
-    before = [file.read_bytes() if file.exists() else None for file in files]
     for path, text in texts(root, found).items():
         (root / path).write_text(text, encoding="utf-8")
+    (root / DISPATCH).unlink(missing_ok=True)
     if rows := dispatch(found):
         _measurements.write(root / DISPATCH, rows)
-    else:
-        (root / DISPATCH).unlink(missing_ok=True)
-    after = [file.read_bytes() if file.exists() else None for file in files]
-    pairs = zip((*PAGES, DISPATCH), before, after, strict=True)
-    return [path for path, old, new in pairs if old != new]
 
 
 if __name__ == "__main__":
-    print(*write(ROOT) or ["nothing changed"], sep="\n")
-    sys.exit()
+    write(ROOT)

@@ -8,14 +8,13 @@
 This module imports neither JAX nor PyTorch, so a process loads only the framework that it runs.
 """
 
-from collections.abc import Callable
-from pathlib import Path
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli.errors import ExperimentError
-from experiments.tasks.data.text import load_text
+from experiments.tasks.data import load_text
 
 Weights = dict[str, np.ndarray]
 
@@ -39,113 +38,85 @@ class Inputs(NamedTuple):
         64 the labels.
       held_out: The 128 rows of the held-out loss: a fixed set, of the form of a batch.
       validation: 128 other rows, by which learning rates are chosen. No batch contains them.
-
-    Batches and rows of the model `words` are pairs of arrays; see `words`.
     """
 
-    first_weights: Callable[[int], Weights]
+    first_weights: Callable[[int], Any]
     batch: Callable[[int, int, int], Any]
-    held_out: Any
-    validation: Any
+    held_out: Any = None
+    validation: Any = None
 
 
-def mlp_weights(seed: int) -> Weights:
-    """Normal weights of standard deviation 1/32, and zero biases."""
+MLP = {
+    name: shape
+    for layer in range(LAYERS)
+    for name, shape in ((f"weight_{layer}", (SIDE, SIDE)), (f"bias_{layer}", (SIDE,)))
+}
+BLOCK = {
+    **{f"attention_norm_{part}": (WIDTH,) for part in ("scale", "shift")},
+    **{"qkv": (WIDTH, 3 * WIDTH), "qkv_bias": (3 * WIDTH,)},
+    **{"mix": (WIDTH, WIDTH), "mix_bias": (WIDTH,)},
+    **{f"mlp_norm_{part}": (WIDTH,) for part in ("scale", "shift")},
+    **{"up": (WIDTH, 4 * WIDTH), "up_bias": (4 * WIDTH,)},
+    **{"down": (4 * WIDTH, WIDTH), "down_bias": (WIDTH,)},
+}
+TRANSFORMER = {
+    **{"embedding": (BYTES, WIDTH), "positions": (CONTEXT, WIDTH)},
+    **{f"block_{block}_{name}": shape for block in range(BLOCKS) for name, shape in BLOCK.items()},
+    **{f"final_norm_{part}": (WIDTH,) for part in ("scale", "shift")},
+    "head": (WIDTH, BYTES),
+}
+
+
+def first_weights(shapes: Mapping[str, tuple[int, ...]], deviation: float, seed: int) -> Weights:
+    """Normal matrices, smaller ones before each residual sum; zero vectors, and scales of one."""
     rng = np.random.default_rng([_WEIGHTS, seed])
-    weights: Weights = {}
-    for layer in range(LAYERS):
-        weights[f"weight_{layer}"] = rng.standard_normal((SIDE, SIDE), np.float32) / 32
-        weights[f"bias_{layer}"] = np.zeros(SIDE, np.float32)
+    weights = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            weights[name] = np.full(shape, name.endswith("scale"), np.float32)
+            continue
+        factor = (2 * BLOCKS) ** 0.5 if name.endswith(("mix", "down")) else 1  # as in GPT-2
+        scale = np.float32(deviation / factor)
+        weights[name] = scale * rng.standard_normal(shape, np.float32)
     return weights
 
 
-def transformer_weights(seed: int) -> Weights:
-    """Normal matrices as in GPT-2, with smaller ones before each residual sum."""
-    rng = np.random.default_rng([_WEIGHTS, seed])
-
-    def normal(rows: int, columns: int, deviation: float = 0.02) -> np.ndarray:
-        return np.float32(deviation) * rng.standard_normal((rows, columns), np.float32)
-
-    def norm(name: str) -> Weights:
-        return {
-            f"{name}_scale": np.ones(WIDTH, np.float32),
-            f"{name}_shift": np.zeros(WIDTH, np.float32),
-        }
-
-    before_sum = 0.02 / (2 * BLOCKS) ** 0.5
-    weights = {"embedding": normal(BYTES, WIDTH), "positions": normal(CONTEXT, WIDTH)}
-    for block in range(BLOCKS):
-        weights |= norm(f"block_{block}_attention_norm")
-        for name, rows, columns, deviation in (
-            ("qkv", WIDTH, 3 * WIDTH, 0.02),
-            ("mix", WIDTH, WIDTH, before_sum),
-            ("up", WIDTH, 4 * WIDTH, 0.02),
-            ("down", 4 * WIDTH, WIDTH, before_sum),
-        ):
-            if name == "up":
-                weights |= norm(f"block_{block}_mlp_norm")
-            weights[f"block_{block}_{name}"] = normal(rows, columns, deviation)
-            weights[f"block_{block}_{name}_bias"] = np.zeros(columns, np.float32)
-    return weights | norm("final_norm") | {"head": normal(WIDTH, BYTES)}
-
-
-def _mlp(data: Path | None) -> Inputs:
-    if data is not None:
-        raise ExperimentError("--data names a text for the transformer; the MLP reads no file.")
-
+def _mlp() -> Inputs:
     def rows(stream: list[int], count: int) -> np.ndarray:
         return np.random.default_rng(stream).standard_normal((count, SIDE), np.float32)
 
     return Inputs(
-        mlp_weights,
+        functools.partial(first_weights, MLP, 1 / 32),
         lambda seed, worker, step: rows([_BATCH, seed, worker, step], ROWS),
         rows([_HELD_OUT], HELD_OUT),
         rows([_VALIDATION], HELD_OUT),
     )
 
 
-def _transformer(data: Path | None) -> Inputs:
-    text = load_text(data, window=CONTEXT)
+def _transformer() -> Inputs:
+    text = load_text(None, window=CONTEXT)
     count = round(VALIDATION_PART * len(text.train_inputs))
     # The windows are adjacent, so batches may begin at any byte.
     train = text.train_inputs[:-count].reshape(-1)
-    last = len(train) - (CONTEXT + 1)
-    if last < 0 or min(len(text.test_inputs), count) < HELD_OUT:
-        least = 12 * HELD_OUT * CONTEXT
-        raise ExperimentError(f"--data {data} is too short: about {least} bytes are needed.")
 
     def batch(seed: int, worker: int, step: int) -> np.ndarray:
         rng = np.random.default_rng([_BATCH, seed, worker, step])
-        starts = rng.integers(0, last, SEQUENCES, endpoint=True)
+        starts = rng.integers(0, len(train) - CONTEXT, SEQUENCES)
         return train[starts[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
 
-    def spread(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def windows(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Windows that are spread over a whole set."""
         chosen = np.linspace(0, len(inputs) - 1, HELD_OUT).astype(int)
-        first = inputs[chosen].astype(np.int32)
-        return np.concatenate([first, labels[chosen, -1:]], axis=1)
+        return np.concatenate([inputs[chosen].astype(np.int32), labels[chosen, -1:]], axis=1)
 
     return Inputs(
-        transformer_weights,
+        functools.partial(first_weights, TRANSFORMER, 0.02),
         batch,
-        spread(text.test_inputs, text.test_labels),
-        spread(text.train_inputs[-count:], text.train_labels[-count:]),
+        windows(text.test_inputs, text.test_labels),
+        windows(text.train_inputs[-count:], text.train_labels[-count:]),
     )
 
 
-_READERS = {"mlp": _mlp, "transformer": _transformer}
-
-
-def load(model: str, data: Path | None = None) -> Inputs:
-    """The inputs of a model.
-
-    Args:
-      model: `mlp` or `transformer`.
-      data: A plain-text file for the transformer. Default: see `read_text`.
-
-    Raises:
-      ExperimentError: If there is no such model, or the file is missing or too short.
-    """
-    if model not in _READERS:
-        raise ExperimentError(f"The model must be one of {', '.join(_READERS)}, got {model!r}.")
-    return _READERS[model](data)
+def load(model: str) -> Inputs:
+    """The inputs of `mlp` or `transformer`."""
+    return {"mlp": _mlp, "transformer": _transformer}[model]()

@@ -1,8 +1,9 @@
 """A worker of jaxcomm: one process with one CPU device, a step per method."""
 
+import functools
+import shutil
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,159 +14,171 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.cli.errors import ExperimentError
-from experiments.lab import curves, inputs, traces, words
-from experiments.lab.methods import LabMethod, find
+from experiments.lab import inputs, worker
+from experiments.lab.methods import CONTROL, LabMethod, before, find
 from experiments.lab.models import LOSSES
-from experiments.lab.serve import bytes_sent
-from experiments.methods.sparse import Capacity
+from experiments.lab.worker import LEARNING_RATE
+from experiments.sparse_methods import SparseVariant, measure_densities
+from experiments.tasks.task import Task
 from jaxcomm import launch
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.sgd,
-    "adam": optax.adam,
-}
+OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+EXAMPLES = 32  # of the model `words`, per worker, as in the study `sparse`
+CALIBRATION = 20  # Batches that measure the densities of `words`.
 
 
-class _Program(NamedTuple):
+def load_words(
+    workers: int,
+) -> tuple[Callable[..., jax.Array], inputs.Inputs, Callable[..., LabMethod]]:
+    """The model `words` of the study `sparse`: the next word, with an embedding of 5,000 words.
+
+    Returns:
+      The loss; what training starts from and reads, in which a batch is windows and next words; and
+      the methods, for capacities that follow from densities of batches of another seed.
+    """
+    task = Task("words")
+    data = task.hold_out(EXAMPLES).dataset
+
+    def batch(seed: int, worker: int, step: int) -> tuple[np.ndarray, ...]:
+        rng = np.random.default_rng([seed, worker, step])
+        chosen = rng.integers(0, len(data.train_inputs), EXAMPLES)
+        return data.train_inputs[chosen], data.train_labels[chosen]
+
+    measured = []
+    for step in range(CALIBRATION):
+        parts = [batch(1, worker, step) for worker in range(workers)]
+        measured.append(jax.tree.map(lambda *rows: np.concatenate(rows), *parts))
+    leaves = measure_densities(task, workers, task.first_weights(0), measured)
+    capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
+
+    def find_sparse(label: str, seed: int) -> LabMethod:
+        if label == CONTROL:
+            return find(label)
+        return before(lambda: SparseVariant(label, capacities).build(seed))
+
+    read = inputs.Inputs(lambda seed: jax.device_get(task.first_weights(seed)), batch)
+    return task.loss, read, find_sparse
+
+
+class Program(NamedTuple):
     """A compiled step, shared by all learning rates and seeds, which are in its state.
 
     Attributes:
       method: The method.
       mesh: The workers.
       step: The step.
-      sharding: The sharding of a batch.
-      transformation: `(learning_rate, seed) -> tx`.
+      build: `(learning_rate, seed) -> tx`.
+      loss: `(params, rows) -> loss`, of one worker.
     """
 
     method: LabMethod
     mesh: Mesh
     step: Callable[..., Any]
-    sharding: NamedSharding
-    transformation: Callable[[float, int], optax.GradientTransformation]
+    build: Callable[[float, int], optax.GradientTransformation]
+    loss: Callable[..., jax.Array]
 
-
-class JaxWorker:
-    """Compiles steps, measures them, and trains."""
-
-    def __init__(self, model: str, seed: int, capacities: Mapping[str, Sequence[float]] = {}):
-        """Joins the other workers.
-
-        Args:
-          model: `mlp`, `transformer` or `words`.
-          seed: The seed of weights and batches of `prepare` and `measure`.
-          capacities: The fields of the `Capacity` of each sparse leaf; for `words` only.
-        """
-        launch.initialize()
-        self._find: Callable[[str, int], LabMethod] = find
-        if model == words.MODEL:
-            self._loss, self._inputs = words.load()
-            sizes = {path: Capacity(*fields) for path, fields in capacities.items()}
-            self._find = lambda label, seed: words.find(label, seed, sizes)
-        else:
-            self._loss, self._inputs = LOSSES[model], inputs.load(model)
-        self._evaluated_loss = jax.jit(self._loss)
-        self._seed = seed
-        self._programs: dict[tuple[str, str], _Program] = {}
-        self._prepared: dict[str, tuple[_Program, float]] = {}
-        self._now: tuple[str, Any, Any] = ("", None, None)
-
-    def _program(self, method: str, optimizer: str) -> _Program:
-        if optimizer not in OPTIMIZERS:
-            raise ExperimentError(
-                f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}."
-            )
-        if (method, optimizer) not in self._programs:
-            self._programs[method, optimizer] = self._make(method, optimizer)
-        return self._programs[method, optimizer]
-
-    def _make(self, method: str, optimizer: str) -> _Program:
-        found, workers = self._find(method, 0), jax.device_count()
-        shape, names = (workers,), ("data",)
-        if found.clusters:
-            shape, names = (2, workers // 2), ("cluster", "data")
-        mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(names))
-
-        def transformation(learning_rate: float, seed: int) -> optax.GradientTransformation:
-            rated = optax.inject_hyperparams(OPTIMIZERS[optimizer])(learning_rate=learning_rate)
-            if found.own_parameters:
-                rated = jaxcomm.per_worker(rated)
-            return self._find(method, seed).build(workers, rated)
-
-        metrics = "own" if found.own_parameters else "mean"
-        tx = transformation(1.0, 0)
-        step = jaxcomm.make_step(self._loss, tx, mesh, axis_name=names, metrics=metrics)
-        sharding = NamedSharding(mesh, PartitionSpec(names))
-        return _Program(found, mesh, step, sharding, transformation)
-
-    def _batch(self, program: _Program, seed: int, number: int) -> Any:
-        rows = self._inputs.batch(seed, jax.process_index(), number)
+    def place(self, spec: PartitionSpec, tree: Any) -> Any:
+        """The arrays of this worker as parts of those of all workers."""
+        sharding = NamedSharding(self.mesh, spec)
         return jax.tree.map(
-            lambda each: jax.make_array_from_process_local_data(program.sharding, each), rows
+            lambda each: jax.make_array_from_process_local_data(sharding, each), tree
         )
 
-    def _start(self, program: _Program, learning_rate: float, seed: int) -> tuple[Any, Any]:
-        """The first parameters, placed on the mesh, and the first state."""
-        mesh, weights = program.mesh, self._inputs.first_weights(seed)
+
+class Replica:
+    """The parameters and the state of all workers, of which this one holds its part."""
+
+    def __init__(self, program: Program, weights: Any, learning_rate: float, seed: int):
+        self.program = program
         if program.method.own_parameters:
-            params = jaxcomm.replicate(weights, mesh)
+            self.params = jaxcomm.replicate(weights, program.mesh)
         else:
-            everywhere = NamedSharding(mesh, PartitionSpec())
-            params = jax.tree.map(
-                lambda each: jax.make_array_from_process_local_data(everywhere, each), weights
-            )
-        return params, jaxcomm.init(program.transformation(learning_rate, seed), params, mesh)
+            self.params = program.place(PartitionSpec(), weights)
+        self.state = jaxcomm.init(program.build(learning_rate, seed), self.params, program.mesh)
+        jax.block_until_ready((self.params, self.state))
 
-    def prepare(self, method: str, learning_rate: float, optimizer: str = "sgd") -> dict[str, Any]:
+    def step(self, batch: Any) -> float:
+        """One step; returns the mean loss, or that of this worker with its own parameters."""
+        self.params, self.state, metrics = jax.block_until_ready(
+            self.program.step(self.params, self.state, batch)
+        )
+        return float(np.mean(metrics["loss"].addressable_data(0)))
+
+    def loss(self, rows: Any) -> float:
+        """The loss of rows, with the parameters that all workers have."""
+        params = jax.tree.map(lambda x: x.addressable_data(0), self.params)
+        return float(self.program.loss(params, rows))
+
+
+class Worker(worker.BaseWorker):
+    """A worker that compiles a step per method."""
+
+    def __init__(self, model: str, optimizer: str = "sgd"):
+        """Joins the other workers."""
+        launch.initialize()
+        self.rank, self.workers = jax.process_index(), jax.process_count()
+        self._find = find
+        if model == "words":
+            self._loss, self.inputs, self._find = load_words(self.workers)
+        else:
+            self._loss, self.inputs = LOSSES[model], inputs.load(model)
+        self._optimizer = OPTIMIZERS[optimizer]
+        self._program = functools.cache(self._make)
+        self._last = {}
+
+    def _make(self, name: str) -> Program:
+        method = self._find(name, 0)
+        shape, names = (self.workers,), ("data",)
+        if method.clusters:
+            shape, names = (2, self.workers // 2), ("cluster", "data")
+        mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(names))
+
+        def build(learning_rate: float, seed: int) -> optax.GradientTransformation:
+            rated = optax.inject_hyperparams(self._optimizer)(learning_rate=learning_rate)
+            return self._find(name, seed).build(self.workers, rated)
+
+        metrics = "own" if method.own_parameters else "mean"
+        step = jaxcomm.make_step(self._loss, build(1.0, 0), mesh, axis_name=names, metrics=metrics)
+        return Program(method, mesh, step, build, jax.jit(self._loss))
+
+    def replica(self, method: str, learning_rate: float, seed: int) -> Replica:
+        """The first parameters, placed on the mesh, and the first state; frees the last ones."""
+        self._last.clear()
+        weights = self.inputs.first_weights(seed)
+        return Replica(self._program(method), weights, learning_rate, seed)
+
+    def measured(self, method: str) -> Replica:
+        """Training continues if the last measurement was of the same method, or starts again."""
+        if method not in self._last:
+            self._last[method] = self.replica(method, LEARNING_RATE, 0)
+        return self._last[method]
+
+    def batch(self, replica: Replica, seed: int, number: int) -> Any:
+        """The batch on the mesh."""
+        rows, mesh = self.inputs.batch(seed, self.rank, number), replica.program.mesh
+        return replica.program.place(PartitionSpec(mesh.axis_names), rows)
+
+    def batches(self, replica: Replica, count: int) -> list[Any]:
+        """The first batch, in every step."""
+        return [self.batch(replica, 0, 0)] * count
+
+    def total(self, value: float) -> float:
+        """The sum over workers."""
+        return float(np.sum(multihost_utils.process_allgather(np.float32(value))))
+
+    def prepare(self, method: str) -> dict[str, Any]:
         """Compiles a step; returns the bytes that `jaxcomm.wire.account` counts."""
-        began = time.perf_counter()
-        program = self._program(method, optimizer)
-        self._prepared[method] = program, learning_rate
-        params, state = self._start(program, learning_rate, self._seed)
-        batch = self._batch(program, self._seed, 0)
-        account = jaxcomm.wire.account(program.step, params, state, batch)
-        jax.block_until_ready(program.step(params, state, batch))
+        replica = self.replica(method, LEARNING_RATE, 0)
+        program, batch = replica.program, self.batch(replica, 0, 0)
+        account = jaxcomm.wire.account(program.step, replica.params, replica.state, batch)
+        replica.step(batch)
         share = program.method.share
-        return {
-            "accounted": None if share is None else share * account.bytes_per_worker,
-            "seconds": time.perf_counter() - began,
-        }
-
-    def measure(self, method: str, warm_up: int, steps: int) -> dict[str, Any]:
-        """Milliseconds of each of `steps` steps, after `warm_up` untimed ones, and bytes sent.
-
-        Training continues if the last measurement was of the same method. Otherwise it starts
-        from the first weights.
-        """
-        program, learning_rate = self._prepared[method]
-        name, params, state = self._now
-        if name != method:
-            params, state = self._start(program, learning_rate, self._seed)
-        self._now = ("", None, None)  # Its arrays are donated.
-        batch = self._batch(program, self._seed, 0)
-        for _ in range(warm_up):
-            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
-        multihost_utils.sync_global_devices("start")
-        before, milliseconds, losses = bytes_sent(), [], []
-        for _ in range(steps):
-            began = time.perf_counter()
-            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
-            milliseconds.append(1e3 * (time.perf_counter() - began))
-            losses.append(float(np.mean(metrics["loss"].addressable_data(0))))
-        self._now = (method, params, state)
-        multihost_utils.sync_global_devices("end")
-        after = bytes_sent()
-        sent = None if before is None or after is None else after - before
-        return {"milliseconds": milliseconds, "sent": sent, "losses": losses}
+        return {"accounted": None if share is None else share * account.bytes_per_worker}
 
     def profile(self, method: str, steps: int, file: str) -> dict[str, Any]:
-        """Traces steps; the first worker keeps its trace in a file.
-
-        Returns:
-          Of the first worker, milliseconds per step by operation; of the others, nothing.
-        """
+        """Traces steps; the first worker keeps its trace in a file."""
         self.measure(method, 2, 1)
-        if jax.process_index():
+        if self.rank:
             self.measure(method, 0, steps)
             return {}
         options = jax.profiler.ProfileOptions()
@@ -173,46 +186,6 @@ class JaxWorker:
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder, profiler_options=options):
                 self.measure(method, 0, steps)
-            found = traces.keep(Path(folder), Path(file))
-        return {"milliseconds": {name: took / 1e3 / steps for name, took in found.items()}}
-
-    def train(
-        self,
-        method: str,
-        learning_rate: float,
-        steps: int,
-        seed: int,
-        evaluate_every: int,
-        optimizer: str = "sgd",
-        split: str = "held_out",
-    ) -> dict[str, Any]:
-        """Trains from the first weights of `seed`; see `curves.train`.
-
-        The evaluated loss is that of the rows `split`: `held_out` or `validation`. A step's loss is
-        the mean over workers.
-
-        Raises:
-          ValueError: If each worker has its own parameters.
-        """
-        program, rows = self._program(method, optimizer), getattr(self._inputs, split)
-        if program.method.own_parameters:
-            raise ValueError(f"The workers of {method} have no common parameters to evaluate.")
-        self._now = ("", None, None)
-        params, state = self._start(program, learning_rate, seed)
-        jax.block_until_ready((params, state))
-
-        def step(number: int) -> float:
-            nonlocal params, state
-            batch = self._batch(program, seed, number)
-            params, state, metrics = jax.block_until_ready(program.step(params, state, batch))
-            return float(metrics["loss"].addressable_data(0))
-
-        return curves.train(step, lambda: self._evaluate(params, rows), steps, evaluate_every)
-
-    def _evaluate(self, params: Any, rows: Any) -> float:
-        """The loss on rows. Each worker computes it on its share of them."""
-        own = jax.tree.map(lambda each: each[jax.process_index() :: jax.process_count()], rows)
-        local = jax.tree.map(lambda x: x.addressable_data(0), params)
-        total = self._evaluated_loss(local, own) * len(jax.tree.leaves(own)[0])
-        summed = np.sum(multihost_utils.process_allgather(total))
-        return float(summed) / len(jax.tree.leaves(rows)[0])
+            (trace,) = Path(folder).rglob("*.trace.json.gz")
+            shutil.copy(trace, file)
+        return {}

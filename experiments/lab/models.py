@@ -1,9 +1,10 @@
 """The losses of the two models in JAX, over arrays by name (see `inputs`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from experiments.lab.inputs import BLOCKS, HEADS, LAYERS, WIDTH
 
@@ -30,34 +31,27 @@ def transformer_logits(params: Params, inputs: jax.Array) -> jax.Array:
     rows, length = inputs.shape
     x = params["embedding"][inputs] + params["positions"][None, :length]
     x = x.reshape(rows * length, WIDTH)
-    for block in range(BLOCKS):
-        own = {
-            name.removeprefix(f"block_{block}_"): value
-            for name, value in params.items()
-            if name.startswith(f"block_{block}_")
-        }
-        x = x + _attention(own, _norm(own, "attention_norm", x), rows)
-        hidden = _norm(own, "mlp_norm", x) @ own["up"] + own["up_bias"][None]
-        x = x + jax.nn.gelu(hidden, approximate=True) @ own["down"] + own["down_bias"][None]
+    for block in (f"block_{number}" for number in range(BLOCKS)):
+        qkv = _dense(params, f"{block}_qkv", _norm(params, f"{block}_attention_norm", x))
+        qkv = qkv.reshape(rows, -1, 3, HEADS, WIDTH // HEADS)
+        parts = (qkv[:, :, number] for number in range(3))
+        mixed = jax.nn.dot_product_attention(*parts, is_causal=True)
+        x = x + _dense(params, f"{block}_mix", mixed.reshape(x.shape))
+        hidden = _dense(params, f"{block}_up", _norm(params, f"{block}_mlp_norm", x))
+        down = jax.nn.gelu(hidden, approximate=True) @ params[f"{block}_down"]
+        x = x + down + params[f"{block}_down_bias"][None]
     return _norm(params, "final_norm", x) @ params["head"]
 
 
-def _attention(params: Params, x: jax.Array, rows: int) -> jax.Array:
-    """Causal attention: [rows * length, width] -> the same shape."""
-    qkv = x @ params["qkv"] + params["qkv_bias"][None]
-    qkv = qkv.reshape(rows, -1, 3, HEADS, WIDTH // HEADS)
-    mixed = jax.nn.dot_product_attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True)
-    return mixed.reshape(x.shape) @ params["mix"] + params["mix_bias"][None]
+def _dense(params: Params, name: str, x: jax.Array) -> jax.Array:
+    return x @ params[name] + params[f"{name}_bias"][None]
 
 
 def _norm(params: Params, name: str, x: jax.Array) -> jax.Array:
     centered = x - jnp.mean(x, axis=1, keepdims=True)
     variance = jnp.mean(centered**2, axis=1, keepdims=True)
-    scaled = centered * jax.lax.rsqrt(variance + 1e-5)
+    scaled = centered * lax.rsqrt(variance + 1e-5)
     return scaled * params[f"{name}_scale"][None] + params[f"{name}_shift"][None]
 
 
-LOSSES: dict[str, Callable[[Params, jax.Array], jax.Array]] = {
-    "mlp": mlp_loss,
-    "transformer": transformer_loss,
-}
+LOSSES = {"mlp": mlp_loss, "transformer": transformer_loss}

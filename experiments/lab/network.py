@@ -1,20 +1,64 @@
-"""Links between workers: one network namespace per worker, bridges, and `tc` as the bottleneck."""
+"""A private machine: one network namespace per worker, bridges, and `tc` as the bottleneck."""
 
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from typing import NamedTuple
 
-from experiments.lab.isolation import LabError, run
+from experiments.errors import ExperimentError
 
+ISOLATED = "LAB_IS_ISOLATED"
 SUBNET = "10.77.0"
 SWITCH, DEVICE = "switch", "eth0"
 BURST = "96kb"  # More than one segment of 64 KB, which tbf would cut into packets.
 QUEUE = "50ms"
 CONGESTION_CONTROL = "reno"  # In every Linux kernel; the default differs between machines.
 UNSHAPED = "unshaped"
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
-_DELAY = re.compile(r"\d+(?:\.\d+)?(?:us|ms|s)")
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+class LabError(ExperimentError):
+    """The machine does not permit the lab, or a worker has ended."""
+
+
+def run(*command: str) -> str:
+    """Runs a program and returns its output.
+
+    Raises:
+      LabError: If the program fails, with its last line.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        *_, last = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()]
+        raise LabError(f"`{' '.join(command)}` fails: {last.rstrip('.')}")
+    return done.stdout
+
+
+def isolate() -> None:
+    """Runs this command again, once, in private namespaces of networks and mounts.
+
+    The process goes on as a new program, since namespaces are entered before any thread starts. The
+    kernel removes them when the last process has ended, even if it was killed. So the lab leaves
+    nothing behind, and several labs do not meet.
+
+    Raises:
+      LabError: If the kernel does not permit it.
+    """
+    if os.environ.pop(ISOLATED, ""):
+        run("mount", "-t", "tmpfs", "tmpfs", "/run")  # `ip netns` keeps names of namespaces here.
+        return
+    as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    unshare = ("unshare", *as_root, "--net", "--mount")
+    try:
+        run(*unshare, "true")
+    except (LabError, OSError) as error:
+        raise LabError(
+            f"network namespaces are not permitted here: {error}. The lab needs Linux, iproute2, "
+            "util-linux, and root or unprivileged user namespaces (sysctl "
+            "kernel.unprivileged_userns_clone=1)."
+        ) from error
+    os.execvpe(unshare[0], [*unshare, *sys.orig_argv], {**os.environ, ISOLATED: "yes"})
 
 
 def bits_per_second(rate: str) -> float:
@@ -25,17 +69,17 @@ def bits_per_second(rate: str) -> float:
       (1500000000.0, inf)
 
     Raises:
-      ValueError: If `tc` would not read it, or it is 0.
+      LabError: If `tc` would not read it, or it is 0.
     """
     if rate == UNSHAPED:
         return float("inf")
-    found = _RATE.fullmatch(rate)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if not found or float(found[1]) == 0:
-        raise ValueError(
+        raise LabError(
             f"a bandwidth is a number with kbit, mbit or gbit, such as 200mbit, or {UNSHAPED}; "
             f"got {rate!r}"
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return float(found[1]) * UNITS[found[2]]
 
 
 class Link(NamedTuple):
@@ -56,12 +100,6 @@ class Link(NamedTuple):
         return self.rate if self.clusters == 1 else f"2 clusters, {self.rate}"
 
 
-def check_delay(delay: str | None) -> None:
-    """Raises a `LabError` unless the delay is None or such as `5ms`."""
-    if delay is not None and not _DELAY.fullmatch(delay):
-        raise LabError(f"--delay is a number with us, ms or s, such as 5ms; got {delay!r}.")
-
-
 def worker_name(worker: int) -> str:
     """The network namespace of a worker."""
     return f"worker{worker}"
@@ -79,63 +117,48 @@ class Network:
     clusters. `===` is a pair of virtual devices; both of its ends are shaped, one per direction.
     """
 
-    def __init__(self, workers: int, delay: str | None = None):
-        """Builds the network. `isolate` comes first."""
-        check_delay(delay)
-        self.workers, self._delay = workers, delay
-        self.link = Link()
+    def __init__(self, workers: int):
+        """Builds the network; `isolate` comes first."""
+        self.workers, self.link = workers, Link()
         run("ip", "netns", "add", SWITCH)
-        for bridge in ("bridge0", "bridge1"):
-            self._switch("link", "add", bridge, "type", "bridge")
-            self._switch("link", "set", bridge, "up")
-        self._switch("link", "add", "trunk0", "type", "veth", "peer", "name", "trunk1")
-        for half in ("0", "1"):
-            self._switch("link", "set", f"trunk{half}", "master", f"bridge{half}", "up")
+        for half in "01":
+            self._switch("add", f"bridge{half}", "type", "bridge")
+            self._switch("set", f"bridge{half}", "up")
+        self._switch("add", "trunk0", "type", "veth", "peer", "name", "trunk1")
+        for half in "01":
+            self._switch("set", f"trunk{half}", "master", f"bridge{half}", "up")
         for worker in range(workers):
             name = worker_name(worker)
             run("ip", "netns", "add", name)
             ends = ("type", "veth", "peer", "name", f"port{worker}", "netns", SWITCH)
             run("ip", "link", "add", DEVICE, "netns", name, *ends)
             run("ip", "-n", name, "address", "add", f"{worker_address(worker)}/24", "dev", DEVICE)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "-n", name, "link", "set", DEVICE, "up")
-            self._switch("link", "set", f"port{worker}", "master", "bridge0", "up")
+            for device in ("lo", DEVICE):
+                run("ip", "-n", name, "link", "set", device, "up")
+            self._switch("set", f"port{worker}", "master", "bridge0", "up")
             setting = f"net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}"
             run("ip", "netns", "exec", name, "sysctl", "-q", "-w", setting)
-        if delay is not None:
-            self._require_netem()
 
     def _switch(self, *arguments: str) -> None:
-        run("ip", "-n", SWITCH, *arguments)
+        run("ip", "-n", SWITCH, "link", *arguments)
 
-    def _require_netem(self) -> None:
-        at = ("tc", "-n", SWITCH, "qdisc")
-        try:
-            run(*at, "add", "dev", "trunk0", "root", "netem", "delay", "1ms")
-        except LabError as error:
-            raise LabError("--delay needs the kernel module sch_netem, which is absent.") from error
-        run(*at, "delete", "dev", "trunk0", "root")
-
-    def _ends(self, clusters: int) -> Iterator[tuple[str, str]]:
+    def _ends(self, link: Link) -> list[tuple[str, str]]:
         """The namespaces and devices of the shaped ends."""
-        if clusters == 2:
-            yield from ((SWITCH, "trunk0"), (SWITCH, "trunk1"))
-            return
-        for worker in range(self.workers):
-            yield from ((worker_name(worker), DEVICE), (SWITCH, f"port{worker}"))
+        if link.rate == UNSHAPED:
+            return []
+        if link.clusters == 2:
+            return [(SWITCH, "trunk0"), (SWITCH, "trunk1")]
+        own = [(worker_name(worker), DEVICE) for worker in range(self.workers)]
+        return own + [(SWITCH, f"port{worker}") for worker in range(self.workers)]
 
     def shape(self, link: Link) -> None:
-        """Replaces the limits. Connections stay open. An unshaped link has no delay either."""
-        if self.link.rate != UNSHAPED:
-            for space, device in self._ends(self.link.clusters):
-                run("tc", "-n", space, "qdisc", "delete", "dev", device, "root")
+        """Replaces the limits. Connections stay open."""
+        for space, device in self._ends(self.link):
+            run("tc", "-n", space, "qdisc", "delete", "dev", device, "root")
         for worker in range(self.workers):
-            half = 1 if link.clusters == 2 and worker >= self.workers // 2 else 0
-            self._switch("link", "set", f"port{worker}", "master", f"bridge{half}")
-        for space, device in self._ends(link.clusters) if link.rate != UNSHAPED else ():
-            at = ("tc", "-n", space, "qdisc", "add", "dev", device)
-            bucket = ("tbf", "rate", link.rate, "burst", BURST, "latency", QUEUE)
-            run(*at, "root", "handle", "1:", *bucket)
-            if self._delay and not device.startswith("port"):  # Once per direction.
-                run(*at, "parent", "1:1", "netem", "delay", self._delay)
+            half = int(link.clusters == 2 and worker >= self.workers // 2)
+            self._switch("set", f"port{worker}", "master", f"bridge{half}")
+        bucket = ("root", "tbf", "rate", link.rate, "burst", BURST, "latency", QUEUE)
+        for space, device in self._ends(link):
+            run("tc", "-n", space, "qdisc", "add", "dev", device, *bucket)
         self.link = link

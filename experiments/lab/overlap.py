@@ -8,120 +8,124 @@ iproute2. All forms are measured in turn, and their ratios are of one round.
 import argparse
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
-FORMS = ("no_communication", "one_program", "overlapped")
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxcomm
+from experiments.lab import inputs
+from experiments.lab.models import LOSSES
+from experiments.lab.network import Link, Network, isolate
+from experiments.lab.processes import Group
+from experiments.lab.worker import timed
+from jaxcomm import launch
+from jaxcomm.synchronization import streaming_diloco
+from jaxcomm.training import make_overlapped_step, second_mesh
+
+CONTROL, ONE_PROGRAM, OVERLAPPED = FORMS = ("no_communication", "one_program", "overlapped")
+WORKERS, FRAGMENTS = 2, 2
 
 
-class Form(NamedTuple):
-    """The steps of one form in one round, in milliseconds.
+class Worker:
+    """Times the steps of three forms: without exchanges, in one program, and beside the steps."""
 
-    Attributes:
-      mean: Of all steps, the time of training.
-      median: Of all steps, most of which neither begin nor apply an exchange.
-      begins: The mean time above the median of the steps that begin an exchange.
-      arrives: The same for the steps that apply one.
-    """
+    def __init__(self, model: str, period: int, overlap: int):
+        """Joins the other workers and compiles nothing yet."""
+        jax.config.update("jax_num_cpu_devices", 2)
+        launch.initialize()
+        count = jax.process_count()
+        first = [jax.local_devices(process_index=process)[0] for process in range(count)]
+        mesh = jax.make_mesh((count,), ("data",), (AxisType.Auto,), devices=first)
+        inner, outer = optax.sgd(0.05), optax.sgd(0.7, momentum=0.9, nesterov=True)
+        tx = streaming_diloco(
+            inner, outer, period, fragments=FRAGMENTS, overlap=overlap, mixing_factor=0.5
+        )
+        alone, loss = jaxcomm.per_worker(inner), LOSSES[model]
+        self._steps = {
+            CONTROL: jaxcomm.make_step(loss, alone, mesh, metrics="own"),
+            ONE_PROGRAM: jaxcomm.make_step(loss, tx, mesh, metrics="own"),
+            OVERLAPPED: make_overlapped_step(loss, tx, mesh, second_mesh(mesh)),
+        }
+        own = inputs.load(model)
+        self._batch = jax.make_array_from_process_local_data(
+            NamedSharding(mesh, PartitionSpec("data")), own.batch(0, jax.process_index(), 0)
+        )
+        self._carry = {}
+        for form in FORMS:
+            params = jaxcomm.replicate(own.first_weights(0), mesh)
+            self._carry[form] = params, jaxcomm.init(alone if form == CONTROL else tx, params, mesh)
 
-    mean: float
-    median: float
-    begins: float
-    arrives: float
+    def measure(self, form: str, steps: int) -> dict[str, Any]:
+        """Times steps; one ends with its parameters, which an exchange under way does not delay."""
+        params, state = jax.block_until_ready(self._carry.pop(form))
+
+        def step(_: int) -> float:
+            nonlocal params, state
+            params, state, _ = self._steps[form](params, state, self._batch)
+            jax.block_until_ready(params)
+            return 0.0
+
+        def barrier() -> None:
+            multihost_utils.sync_global_devices("steps")
+
+        found = timed(step, steps, barrier)
+        self._carry[form] = params, state
+        return found
 
 
-def offsets(period: int, fragments: int, overlap: int) -> tuple[set[int], set[int]]:
-    """The steps, modulo the period, that begin and that apply an exchange.
+def summary(milliseconds: Sequence[float], period: int, overlap: int) -> list[float]:
+    """The mean and the median of the steps of whole periods, and what waits above the median.
+
+    The last two numbers are of the steps that begin an exchange, and of those that apply one.
 
     Example:
-      >>> offsets(8, 2, 3)
-      ({0, 4}, {3, 7})
+      >>> summary([4.0, 1.0, 1.0, 2.0], period=4, overlap=3)
+      [2.0, 1.5, 1.0, 0.0]
     """
-    begins = {number * period // fragments for number in range(fragments)}
-    return begins, {(step + overlap) % period for step in begins}
-
-
-def of_steps(
-    milliseconds: Sequence[float], begins: set[int], arrives: set[int], period: int
-) -> Form:
-    """The summary of the steps of whole periods, from a multiple of the period on.
-
-    Example:
-      >>> of_steps([4.0, 1.0, 1.0, 2.0], {0}, {3}, 4)
-      Form(mean=2.0, median=1.5, begins=2.5, arrives=0.5)
-    """
+    begins = {number * period // FRAGMENTS for number in range(FRAGMENTS)}
+    applies = {(step + overlap) % period for step in begins}
     median = statistics.median(milliseconds)
-
-    def above(steps: set[int]) -> float:
-        return statistics.mean(
+    waits = [
+        statistics.mean(
             each - median for number, each in enumerate(milliseconds) if number % period in steps
         )
+        for steps in (begins, applies)
+    ]
+    return [statistics.mean(milliseconds), median, *waits]
 
-    return Form(statistics.mean(milliseconds), median, above(begins), above(arrives))
 
-
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.lab.overlap", description=__doc__.split("\n")[0]
-    )
+def main() -> None:
+    """Measures, and prints a line per round and form."""
+    parser = argparse.ArgumentParser("python -m experiments.lab.overlap")
     parser.add_argument("--rate", default="200mbit", help="bandwidth of each worker's link")
-    parser.add_argument("--model", default="mlp", choices=("mlp", "transformer"))
+    parser.add_argument("--model", default="mlp", choices=LOSSES)
     for name, default, text in (
-        ("workers", 2, "number of workers, each a process"),
         ("period", 32, "steps between two exchanges of a fragment"),
-        ("fragments", 2, "number of fragments"),
         ("overlap", 15, "steps between an exchange and the use of its result"),
         ("periods", 2, "periods of a measurement"),
         ("rounds", 3, "rounds, in which all forms are measured in turn"),
-        ("threads", 2, "threads that compute, per process"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} ({default})")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, and prints a line per round and form."""
-    options = parsed(arguments)
-
-    from experiments.lab.isolation import isolate
-
-    isolate()  # Before anything starts a thread.
-
-    from experiments.lab.network import Link, Network
-    from experiments.lab.processes import FIRST_PORT, Group
-
-    network = Network(options.workers)
-    names = ("model", "period", "fragments", "overlap")
-    begins, arrives = offsets(options.period, options.fragments, options.overlap)
-    with Group(
-        "overlap",
-        options.workers,
-        options.threads,
-        {name: getattr(options, name) for name in names},
-        keeps_memory=True,
-        port=FIRST_PORT,
-    ) as group:
+    options = parser.parse_args()
+    isolate()
+    network, period = Network(WORKERS), options.period
+    arguments = {"model": options.model, "period": period, "overlap": options.overlap}
+    group = Group("overlap", WORKERS, arguments, threads=2)
+    for form in FORMS:  # Compiles all programs; the next step begins an exchange.
+        group.ask("measure", form=form, steps=2 * period - 1)
+    network.shape(Link(options.rate))
+    print("milliseconds; round form mean median begins applies MB/period", flush=True)
+    for number in range(options.rounds):
         for form in FORMS:
-            group.ask("prepare", form=form)
-        network.shape(Link(options.rate))
-        print(
-            f"{options.rate}, {options.workers} workers, {options.model}, period {options.period}, "
-            f"{options.fragments} fragments, overlap {options.overlap}; milliseconds",
-            flush=True,
-        )
-        heads = ("round", "form", "mean", "median", "begins", "arrives", "MB/period", "of one")
-        print(" ".join(f"{head:>16}" for head in heads), flush=True)
-        for number in range(options.rounds):
-            found: dict[str, Form] = {}
-            for form in FORMS:
-                answers = group.ask("measure", form=form, steps=options.periods * options.period)
-                each = (answer["milliseconds"] for answer in answers)
-                slowest = [*map(max, *each)]
-                found[form] = of_steps(slowest, begins, arrives, options.period)
-                sent = (answers[0]["sent"] or 0) / 1e6 / options.periods
-                ratio = found[form].mean / found["one_program"].mean if len(found) > 1 else 0.0
-                cells = [*(f"{each:.1f}" for each in found[form]), f"{sent:.1f}", f"{ratio:.3f}"]
-                print(" ".join(f"{cell:>16}" for cell in (number, form, *cells)), flush=True)
+            answers = group.ask("measure", form=form, steps=options.periods * period)
+            slowest = np.max([answer["milliseconds"] for answer in answers], axis=0)
+            found = summary(slowest.tolist(), period, options.overlap)
+            megabytes = answers[0]["sent"] / 1e6 / options.periods
+            print(number, form, *(f"{each:.1f}" for each in (*found, megabytes)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,89 +1,94 @@
-"""Groups of worker processes, one per namespace, which answer commands in lines of JSON."""
+"""Worker processes, one per namespace, and measurements of their steps between two of a control."""
 
+import atexit
 import contextlib
+import functools
 import json
+import math
 import os
-import selectors
+import select
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from experiments.lab.isolation import LabError
-from experiments.lab.network import DEVICE, worker_address, worker_name
+import numpy as np
+
+from experiments.lab.methods import CONTROL, find
+from experiments.lab.network import DEVICE, LabError, Link, Network, worker_address, worker_name
+from experiments.lab.peers import PEERS
 from jaxcomm.launch._environment import memory_environment
 
 FIRST_PORT = 1234
-POLL_SECONDS = 0.2
+CONTROL_STEPS = 16
+DRIFT = 0.05  # The largest change of the control around a measurement that counts.
+RECENT_SECONDS = 1.0
 # Gloo listens at the address of the machine's host name.
-_WITH_HOSTS = 'mount --bind "$LAB_HOSTS" /etc/hosts && exec "$@"'
-
-
-def last_lines(path: Path, count: int = 3) -> str:
-    """The end of a log, in one line."""
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
-    return " | ".join([line for line in lines if line][-count:]) or "no output"
+WITH_HOSTS = 'mount --bind "$LAB_HOSTS" /etc/hosts && exec "$@"'
 
 
 class Group:
-    """All workers of one framework. They end when their standard input is closed."""
+    """All workers of one framework, which answer commands in lines of JSON.
+
+    They end with this process: when their standard input is closed.
+    """
 
     def __init__(
         self,
         framework: str,
         workers: int,
-        threads: int,
         arguments: Mapping[str, Any],
         *,
-        keeps_memory: bool,
-        port: int,
+        threads: int = 1,
+        keeps_memory: bool = True,
+        port: int = FIRST_PORT,
     ):
         """Starts the processes.
 
         Args:
-          framework: `jax`, `torch`, or `overlap`.
+          framework: `jax_worker`, `torch_worker` or `overlap`, the module of the worker's class.
           workers: The number of workers, whose namespaces exist.
-          threads: The threads that compute in each process.
           arguments: Arguments of the worker's class.
+          threads: The threads that compute in each process.
           keeps_memory: Whether the allocator keeps freed memory, as under `jaxcomm.launch`.
           port: The port of the first worker, where the workers find each other.
         """
-        self.framework = framework
-        self._stack = contextlib.ExitStack()
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        self._processes: list[subprocess.Popen[str]] = []
-        self._stack.callback(self._kill)
-        for worker in range(workers):
-            hosts = self._folder / f"hosts{worker}"
+        self.name = framework
+        self._folder = tempfile.TemporaryDirectory()
+        self.processes = []
+        atexit.register(self.close)
+        on_cpus = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        module = ("-m", "experiments.lab.worker", f"experiments.lab.{framework}")
+        command = (sys.executable, *module, json.dumps(arguments))
+        for rank in range(workers):
+            hosts = Path(self._folder.name) / f"hosts{rank}"
             hosts.write_text(
-                f"127.0.0.1 localhost\n{worker_address(worker)} {socket.gethostname()}\n"
+                f"127.0.0.1 localhost\n{worker_address(rank)} {socket.gethostname()}\n"
             )
-            on_cpus = {**os.environ, "JAX_PLATFORMS": "cpu"}
-            environment = {
-                **on_cpus,
-                **(memory_environment(on_cpus) if keeps_memory else {}),
+            environment = on_cpus | (memory_environment(on_cpus) if keeps_memory else {})
+            environment |= {
                 "LAB_HOSTS": str(hosts),
                 "XLA_FLAGS": "",
                 "NPROC": str(threads),  # The size of XLA's pool of threads.
                 "OMP_NUM_THREADS": str(threads),
                 "JAX_COORDINATOR_ADDRESS": f"{worker_address(0)}:{port}",
                 "JAX_NUM_PROCESSES": str(workers),
-                "JAX_PROCESS_ID": str(worker),
+                "JAX_PROCESS_ID": str(rank),
                 "MASTER_ADDR": worker_address(0),
                 "MASTER_PORT": str(port),
                 "WORLD_SIZE": str(workers),
-                "RANK": str(worker),
+                "RANK": str(rank),
                 "GLOO_SOCKET_IFNAME": DEVICE,
             }
-            module = ("-m", "experiments.lab.serve", framework, json.dumps(dict(arguments)))
-            command = ("ip", "netns", "exec", worker_name(worker), "sh", "-c", _WITH_HOSTS, "sh")
-            with open(self._log(worker), "w") as log:
+            inside = ("ip", "netns", "exec", worker_name(rank), "sh", "-c", WITH_HOSTS, "sh")
+            with open(self._log(rank), "w") as log:
                 process = subprocess.Popen(
-                    (*command, sys.executable, *module),
+                    (*inside, *command),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -91,19 +96,18 @@ class Group:
                     env=environment,
                     start_new_session=True,  # Ctrl+C is for the process that starts them.
                 )
-            self._processes.append(process)
+            self.processes.append(process)
 
-    def _log(self, worker: int) -> Path:
-        return self._folder / f"log{worker}"
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"log{rank}"
 
-    def _died(self, worker: int) -> LabError:
-        code = self._processes[worker].wait()
-        return LabError(
-            f"worker {worker} ({self.framework}) has ended with exit code {code}: "
-            f"{last_lines(self._log(worker))}"
-        )
+    def _error(self, rank: int, problem: str) -> LabError:
+        """The error of a worker, with the end of its log."""
+        lines = self._log(rank).read_text(errors="replace").split("\n")
+        end = " | ".join([line.strip() for line in lines if line.strip()][-3:])
+        return LabError(f"worker {rank} ({self.name}) {problem}: {end or 'no output'}")
 
-    def ask(self, command: str, seconds: float = 600, **arguments: Any) -> list[dict[str, Any]]:
+    def ask(self, command: str, seconds: float = 1800, **arguments: Any) -> list[dict[str, Any]]:
         """Sends a command to all workers and returns their answers.
 
         Args:
@@ -115,44 +119,131 @@ class Group:
           LabError: If a worker reports an error, has ended, or does not answer in time.
         """
         line = json.dumps({"command": command, "arguments": arguments})
-        answers: dict[int, dict[str, Any]] = {}
-        with selectors.DefaultSelector() as selector:
-            for worker, process in enumerate(self._processes):
-                try:
-                    print(line, file=process.stdin, flush=True)
-                except BrokenPipeError as error:
-                    raise self._died(worker) from error
-                selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-            deadline = time.monotonic() + seconds
-            while len(answers) < len(self._processes):
-                if time.monotonic() > deadline:
-                    waiting = [w for w in range(len(self._processes)) if w not in answers]
-                    raise LabError(
-                        f"worker {waiting[0]} ({self.framework}) has not answered `{command}` in "
-                        f"{seconds:g} s: {last_lines(self._log(waiting[0]))}"
-                    )
-                for event, _ in selector.select(POLL_SECONDS):
-                    worker = event.data
-                    answer = self._processes[worker].stdout.readline()  # type: ignore[union-attr]
-                    if not answer:
-                        raise self._died(worker)
-                    answers[worker] = json.loads(answer)
-                    if "error" in answers[worker]:
-                        raise LabError(f"{self.framework}: {answers[worker]['error']}")
-        return [answers[worker] for worker in range(len(self._processes))]
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+        answers = {}
+        waiting = {}
+        for rank, process in enumerate(self.processes):
+            with contextlib.suppress(BrokenPipeError):  # Its answer is then the end of a file.
+                print(line, file=process.stdin, flush=True)
+            waiting[process.stdout] = rank
+        deadline = time.monotonic() + seconds
+        while waiting:
+            ready, _, _ = select.select([*waiting], [], [], max(0, deadline - time.monotonic()))
+            if not ready:
+                rank = min(waiting.values())
+                raise self._error(rank, f"has not answered `{command}` in {seconds:g} s")
+            for stream in ready:
+                rank, answer = waiting.pop(stream), stream.readline()
+                if not answer:
+                    code = self.processes[rank].wait()
+                    raise self._error(rank, f"has ended with exit code {code}")
+                answers[rank] = json.loads(answer)
+                if "error" in answers[rank]:
+                    raise LabError(f"{self.name}: {answers[rank]['error']}")
+        return [answers[rank] for rank in range(len(self.processes))]
 
     def close(self) -> None:
         """Ends all processes."""
-        self._stack.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def milliseconds_of(answers: Sequence[Mapping[str, Any]], period: int) -> float:
+    """The median over periods of the milliseconds per step of the slowest worker."""
+    times = np.array([answer["milliseconds"] for answer in answers])  # [workers, steps]
+    periods = times.reshape(len(times), -1, period).mean(axis=2)
+    return float(np.median(periods.max(axis=0)))
+
+
+class Lab:
+    """The network and the workers of both frameworks, which stay for all measurements."""
+
+    def __init__(self, config: Any, model: str, optimizer: str = "sgd"):
+        """Builds the network; workers start when they are needed.
+
+        Args:
+          config: The number of `workers`, and of a measurement the most `seconds`, and the
+            `attempts`, of which the last one counts.
+          model: `mlp`, `transformer` or `words`.
+          optimizer: `sgd` or `adam`.
+        """
+        self._config = config
+        self._arguments = {"model": model, "optimizer": optimizer}
+        self.network = Network(config.workers)
+        self._groups = {}
+        self.prepare = functools.cache(self._prepare)
+        self._last_control = (-math.inf, math.nan)  # When it ended, and its milliseconds.
+
+    def group(self, method: str) -> Group:
+        """The workers that run a method."""
+        framework = "torch_worker" if method in PEERS else "jax_worker"
+        keeps_memory = method not in PEERS or PEERS[method].keeps_memory
+        if (framework, keeps_memory) not in self._groups:
+            self._groups[framework, keeps_memory] = Group(
+                framework,
+                self._config.workers,
+                self._arguments,
+                keeps_memory=keeps_memory,
+                port=FIRST_PORT + len(self._groups),
+            )
+        return self._groups[framework, keeps_memory]
+
+    def _prepare(self, method: str) -> float | None:
+        """Compiles the step of a method, on an unshaped link; returns the bytes of its account."""
+        before = self.network.link
+        self.network.shape(Link())
+        answer, *_ = self.group(method).ask("prepare", method=method)
+        self.network.shape(before)
+        return answer.get("accounted")
+
+    def measure(self, method: str, steps: int, warm_up: int) -> list[dict[str, Any]]:
+        """Measures steps on the present link."""
+        return self.group(method).ask("measure", method=method, steps=steps, warm_up=warm_up)
+
+    def control(self) -> float:
+        """Milliseconds of a step without communication."""
+        self.prepare(CONTROL)
+        milliseconds = milliseconds_of(self.measure(CONTROL, CONTROL_STEPS, 2), 1)
+        self._last_control = time.monotonic(), milliseconds
+        return milliseconds
+
+    def time_steps(self, method: str, link: Link, steps: int) -> dict[str, Any]:
+        """Measures steps on a link between two measurements of the control, until it is steady.
+
+        Args:
+          method: The method.
+          link: The link.
+          steps: The largest number of timed steps; they are whole periods of the method, at least
+            one.
+
+        Returns:
+          The values of a row: `milliseconds` per step, `control`, `is_steady`, `rejected`, `steps`,
+          and bytes `sent` per step, the `loss` of the last step, and bytes `accounted` if known.
+        """
+        config, accounted = self._config, self.prepare(method)
+        is_own = method not in PEERS and self._arguments["model"] != "words"
+        period = find(method).period if is_own else 1
+        self.network.shape(link)
+        rejected, is_steady = 0, False
+        while not is_steady and rejected < config.attempts:
+            ended, before = self._last_control
+            if time.monotonic() - ended > RECENT_SECONDS:
+                before = self.control()
+            took = milliseconds_of(self.measure(method, period, period), period)
+            most = min(steps, math.floor(1e3 * config.seconds / took))
+            count = period * max(1, most // period)
+            answers = self.measure(method, count, 0)
+            after = self.control()
+            is_steady = abs(after / before - 1) <= DRIFT
+            rejected += not is_steady
+        found = {
+            "milliseconds": milliseconds_of(answers, period),
+            "control": statistics.mean((before, after)),
+            "is_steady": is_steady,
+            "rejected": rejected,
+            "steps": count,
+            "sent": statistics.mean(answer["sent"] / count for answer in answers),
+            "loss": statistics.mean(answer["losses"][-1] for answer in answers),
+        }
+        return found if accounted is None else {**found, "accounted": accounted}

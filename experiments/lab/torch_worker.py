@@ -1,167 +1,88 @@
-"""One process of PyTorch's `DistributedDataParallel` (DDP) on Gloo, on one thread of a CPU."""
+"""One process of PyTorch's `DistributedDataParallel` (DDP) on Gloo, on one thread of a CPU.
 
-import contextlib
-import os
-import time
-from pathlib import Path
+The two models have the same losses over the same arrays as in `models`.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from experiments.cli.errors import ExperimentError
-from experiments.lab import curves, inputs
-from experiments.lab.peers import METHODS, Peer
-from experiments.lab.serve import bytes_sent
-from experiments.lab.torch_models import Network, held_out_loss
-
-import torch  # isort: skip  # After the check of its version, in torch_models.
-from torch import Tensor, distributed  # isort: skip
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # isort: skip
-from torch.nn.parallel import DistributedDataParallel  # isort: skip
+from experiments.lab import inputs, worker
+from experiments.lab.inputs import BLOCKS, HEADS, LAYERS, WIDTH, Weights
+from experiments.lab.peers import PEERS
+from experiments.lab.worker import LEARNING_RATE
 
 START = 2  # The least `start_powerSGD_iter` under error feedback: DDP rebuilds its buckets first.
 WARM_UP = START + 2
 ONE_BUCKET = 1000  # MB. With the default buckets, `powerSGD_hook` aborts on Gloo.
 
-ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "momentum": lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9),
-    "adam": torch.optim.Adam,  # Its defaults are those of `optax.adam`.
-}
+Params = Mapping[str, Tensor]
 
 
-class TorchWorker:
-    """Steps and training of one worker. All workers make the same calls in the same order.
-
-    The environment has `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Gloo sends through
-    the interface in `GLOO_SOCKET_IFNAME`. A second worker of the same process needs another
-    `MASTER_PORT`: with the same port its group may hang.
-
-    Args:
-      model: `mlp` or `transformer`.
-      seed: The seed of weights and batches of `prepare` and `measure`.
-      data: A plain-text file for the transformer. Default: see `read_text`.
-
-    Raises:
-      ExperimentError: If there is no such model, a variable of the environment is missing, or the
-        workers cannot connect.
-    """
-
-    def __init__(self, model: str, seed: int, data: Path | None = None) -> None:
-        self._model, self._seed = model, seed
-        self._inputs = inputs.load(model, data)
-        self._prepared: dict[str, _Replica] = {}
-        if missing := [name for name in ENVIRONMENT if name not in os.environ]:
-            raise ExperimentError(f"A PyTorch worker needs {', '.join(missing)} to be set.")
-        torch.set_num_threads(1)
-        try:
-            distributed.init_process_group("gloo")
-        except distributed.DistNetworkError as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            reason = str(error).splitlines()[0]
-            raise ExperimentError(
-                f"A PyTorch worker cannot connect at {where}: {reason}"
-            ) from error
-        self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
-
-    def prepare(self, method: str, learning_rate: float, optimizer: str = "sgd") -> dict[str, Any]:
-        """Builds a replica and runs `WARM_UP` steps; `measure` continues from there.
-
-        A prepared method keeps its weights and DDP's bucket, and under PowerSGD the residual and
-        the factors. Gradients are freed after each step.
-
-        Returns:
-          The `losses` of the steps.
-        """
-        replica = self._replica(method, learning_rate, optimizer, self._seed)
-        self._prepared[method] = replica
-        return {"losses": [replica.step(self._batch(replica, self._seed)) for _ in range(WARM_UP)]}
-
-    def measure(self, method: str, warm_up: int, steps: int) -> dict[str, Any]:
-        """Measures steps of a prepared method, after `warm_up` steps that are not measured.
-
-        Those bring the memory of the method into the caches, after other methods have run.
-
-        Returns:
-          `milliseconds` and `losses` per step, and `sent`: the bytes that the interface eth0 sent
-          during all measured steps, or None if there is no such interface.
-        """
-        if method not in self._prepared:
-            raise ValueError(f"The method {method!r} must be prepared before it is measured.")
-        replica = self._prepared[method]
-        for _ in range(warm_up):
-            replica.step(self._batch(replica, self._seed))
-        batches = [self._batch(replica, self._seed, ahead) for ahead in range(steps)]
-        milliseconds, losses = [], []
-        distributed.barrier()
-        before = bytes_sent()
-        for batch in batches:
-            began = time.perf_counter()
-            losses.append(replica.step(batch))
-            milliseconds.append(1e3 * (time.perf_counter() - began))
-        distributed.barrier()
-        after = bytes_sent()
-        sent = None if before is None or after is None else after - before
-        return {"milliseconds": milliseconds, "sent": sent, "losses": losses}
-
-    def train(
-        self,
-        method: str,
-        learning_rate: float,
-        steps: int,
-        seed: int,
-        evaluate_every: int,
-        optimizer: str = "sgd",
-        split: str = "held_out",
-    ) -> dict[str, Any]:
-        """Trains a replica from the first weights of `seed`; see `curves.train`.
-
-        The evaluated loss is that of the rows `split`: `held_out` or `validation`.
-        """
-        replica = self._replica(method, learning_rate, optimizer, seed)
-        rows = getattr(self._inputs, split)
-        return curves.train(
-            lambda number: replica.step(self._batch(replica, seed)),
-            lambda: self._evaluate(replica, rows),
-            steps,
-            evaluate_every,
-        )
-
-    def close(self) -> None:
-        """Frees the prepared methods and leaves the group."""
-        self._prepared.clear()
-        distributed.destroy_process_group()
-
-    def _replica(self, method: str, learning_rate: float, optimizer: str, seed: int) -> "_Replica":
-        for name, value, known in (
-            ("method", method, METHODS),
-            ("optimizer", optimizer, OPTIMIZERS),
-        ):
-            if value not in known:
-                raise ExperimentError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-        network = Network(self._model, self._inputs.first_weights(seed))
-        return _Replica(METHODS[method], network, learning_rate, optimizer)
-
-    def _batch(self, replica: "_Replica", seed: int, ahead: int = 0) -> Tensor:
-        return torch.from_numpy(self._inputs.batch(seed, self.rank, replica.steps + ahead))
-
-    def _evaluate(self, replica: "_Replica", rows: np.ndarray) -> float:
-        """The loss on rows. Each worker computes it on its share of them.
-
-        The sum over workers makes all of them wait, so no step begins during an evaluation.
-        """
-        own = rows[self.rank :: self.workers]
-        total = torch.tensor(held_out_loss(replica.network, own) * len(own), dtype=torch.float64)
-        distributed.all_reduce(total)
-        return total.item() / len(rows)
+def mlp_loss(params: Params, batch: Tensor) -> Tensor:
+    """float32[rows, 1024] -> the mean squared error of the network against its input."""
+    x = batch
+    for layer in range(LAYERS):
+        x = torch.tanh(torch.addmm(params[f"bias_{layer}"], x, params[f"weight_{layer}"]))
+    return functional.mse_loss(x, batch)
 
 
-class _Replica:
+def transformer_loss(params: Params, batch: Tensor) -> Tensor:
+    """int32[rows, length + 1] -> the mean cross-entropy of each next byte, in nats."""
+    tokens, labels = batch[:, :-1], batch[:, 1:].long()
+    rows, length = tokens.shape
+    x = functional.embedding(tokens, params["embedding"]) + params["positions"][:length]
+    x = x.reshape(rows * length, WIDTH)
+    for block in (f"block_{number}" for number in range(BLOCKS)):
+        qkv = _dense(params, f"{block}_qkv", _norm(params, f"{block}_attention_norm", x))
+        heads = qkv.view(rows, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + _dense(params, f"{block}_mix", mixed.transpose(1, 2).reshape(x.shape))
+        hidden = _dense(params, f"{block}_up", _norm(params, f"{block}_mlp_norm", x))
+        x = x + _dense(params, f"{block}_down", functional.gelu(hidden, approximate="tanh"))
+    logits = _norm(params, "final_norm", x) @ params["head"]
+    return functional.cross_entropy(logits, labels.reshape(-1))
+
+
+def _dense(params: Params, name: str, x: Tensor) -> Tensor:
+    return torch.addmm(params[f"{name}_bias"], x, params[name])
+
+
+def _norm(params: Params, name: str, x: Tensor) -> Tensor:
+    scale, shift = params[f"{name}_scale"], params[f"{name}_shift"]
+    return functional.layer_norm(x, (WIDTH,), scale, shift, eps=1e-5)
+
+
+LOSSES = {"mlp": mlp_loss, "transformer": transformer_loss}
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # The defaults are those of optax.
+
+
+class Network(nn.Module):
+    """A model whose forward pass returns the loss of a batch."""
+
+    def __init__(self, model: str, weights: Weights) -> None:
+        super().__init__()
+        self._loss = LOSSES[model]
+        for name, array in weights.items():  # A copy: the optimizer writes in place.
+            self.register_parameter(name, nn.Parameter(torch.tensor(array)))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """The loss of a batch, of the form of `Inputs.batch`."""
+        return self._loss(dict(self.named_parameters()), batch)
+
+
+class Replica:
     """A network under DDP, with its optimizer and the number of its steps."""
 
-    def __init__(self, peer: Peer, network: Network, learning_rate: float, optimizer: str) -> None:
+    def __init__(self, method: str, network: Network, optimizer: str, learning_rate: float) -> None:
+        peer = PEERS[method]
         self.network, self.steps = network, 0
         bucket = ONE_BUCKET if peer.is_one_bucket or peer.rank is not None else None
         # Without init_sync, which sends the weights: they are the same on all workers.
@@ -173,15 +94,67 @@ class _Replica:
                 None, matrix_approximation_rank=peer.rank, start_powerSGD_iter=START
             )
             self._ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        self._context = contextlib.nullcontext if peer.communicates else self._ddp.no_sync
         self._optimizer = OPTIMIZERS[optimizer](network.parameters(), lr=learning_rate)
 
     def step(self, batch: Tensor) -> float:
         """One step of the optimizer. Returns this worker's loss before it."""
-        with self._context():
-            loss = self._ddp(batch)
-            loss.backward()
+        loss = self._ddp(batch)
+        loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps += 1
         return loss.item()
+
+    def loss(self, rows: np.ndarray) -> float:
+        """The loss of rows, without gradients."""
+        with torch.no_grad():
+            return self.network(torch.from_numpy(rows)).item()
+
+
+class Worker(worker.BaseWorker):
+    """A worker that wraps a network in DDP per method.
+
+    The environment has `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Gloo sends through
+    the interface in `GLOO_SOCKET_IFNAME`. A second worker of the same process needs another
+    `MASTER_PORT`: with the same port its group may hang.
+    """
+
+    def __init__(self, model: str, optimizer: str = "sgd") -> None:
+        """Joins the other workers."""
+        self._model, self._optimizer = model, optimizer
+        self.inputs = inputs.load(model)
+        self.prepared = {}
+        torch.set_num_threads(1)
+        distributed.init_process_group("gloo")
+        self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
+
+    def replica(self, method: str, learning_rate: float, seed: int) -> Replica:
+        """A new network under DDP."""
+        network = Network(self._model, self.inputs.first_weights(seed))
+        return Replica(method, network, self._optimizer, learning_rate)
+
+    def measured(self, method: str) -> Replica:
+        """The prepared replica, which continues.
+
+        It keeps its weights and DDP's bucket, and under PowerSGD the residual and the factors.
+        """
+        return self.prepared[method]
+
+    def batch(self, replica: Replica, seed: int, number: int) -> Tensor:
+        """The batch of this worker."""
+        return torch.from_numpy(self.inputs.batch(seed, self.rank, number))
+
+    def batches(self, replica: Replica, count: int) -> list[Tensor]:
+        """The next batches."""
+        return [self.batch(replica, 0, replica.steps + ahead) for ahead in range(count)]
+
+    def total(self, value: float) -> float:
+        """The sum over workers."""
+        total = torch.tensor(value, dtype=torch.float64)
+        distributed.all_reduce(total)
+        return total.item()
+
+    def prepare(self, method: str, learning_rate: float = LEARNING_RATE) -> dict[str, Any]:
+        """Builds the replica that is measured, and runs `WARM_UP` steps."""
+        replica = self.prepared[method] = self.replica(method, learning_rate, 0)
+        return {"losses": [replica.step(batch) for batch in self.batches(replica, WARM_UP)]}

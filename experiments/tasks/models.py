@@ -39,10 +39,9 @@ class Conv(linen.Module):
         before = [each if self.is_causal else each // 2 for each in reach]
         sides = [(low, each - low) for low, each in zip(before, reach, strict=True)]
         padded = jnp.pad(x, [(0, 0), *sides, (0, 0)])
-        offsets = itertools.product(*(range(0, each + 1, self.dilation) for each in reach))
         parts = [
             padded[:, *(slice(at, at + n) for at, n in zip(each, x.shape[1:-1], strict=True))]
-            for each in offsets
+            for each in itertools.product(*(range(0, n + 1, self.dilation) for n in reach))
         ]
         product = jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, self.features)
         return product + bias.reshape(*[1] * (x.ndim - 1), -1)
@@ -114,46 +113,11 @@ class WordModel(linen.Module):
         return linen.Dense(self.words)(x)
 
 
-class MatrixFactorization(linen.Module):
-    """A rating as the product of the factors of user and item, plus a bias of each.
-
-    Attributes:
-      users: The number of users.
-      items: The number of items.
-      center: The constant to which biases and products are added; not trained.
-      width: Width of the embeddings.
-    """
-
-    users: int
-    items: int
-    center: float
-    width: int = 16
-
-    @linen.compact
-    def __call__(self, pairs: jax.Array) -> jax.Array:
-        """int32[batch, 2] -> float32[batch]."""
-        user, item = pairs[:, 0], pairs[:, 1]
-        small, zero = linen.initializers.normal(0.1), linen.initializers.zeros
-        factors = [
-            linen.Embed(self.users, self.width, embedding_init=small, name="user")(user),
-            linen.Embed(self.items, self.width, embedding_init=small, name="item")(item),
-        ]
-        # Biases are columns, so they have rows as the factors do.
-        biases = [
-            linen.Embed(self.users, 1, embedding_init=zero, name="user_bias")(user)[:, 0],
-            linen.Embed(self.items, 1, embedding_init=zero, name="item_bias")(item)[:, 0],
-        ]
-        return self.center + sum(biases) + jnp.sum(factors[0] * factors[1], axis=1)
-
-
 MODELS: dict[str, Callable[[Dataset], linen.Module]] = {
     "digits": lambda dataset: ConvolutionalNetwork(peak=16.0),
     "glyphs": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32, classes=62),
     "mnist": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
     "cifar10": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
     "text": lambda dataset: ByteModel(),
-    "words": lambda dataset: WordModel(*dataset.sizes),
-    "movielens": lambda dataset: MatrixFactorization(
-        *dataset.sizes, center=float(dataset.train_labels.mean())
-    ),
+    "words": lambda dataset: WordModel(dataset.words),
 }

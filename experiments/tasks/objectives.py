@@ -39,25 +39,6 @@ class Objective(NamedTuple):
     solution: np.ndarray  # float32[d], the minimum of the mean over workers
 
 
-class Constants(NamedTuple):
-    r"""The constants in which bounds are stated.
-
-    Attributes:
-      convexity: :math:`\mu`, of the mean over workers.
-      smoothness: :math:`L`, of the mean over workers.
-      variance: :math:`\frac1n \sum_i \mathbb{E}\|g_i - \nabla f_i\|^2` at the minimum.
-      growth: :math:`\rho^2`, by which the variance of a worker exceeds :math:`\sigma^2` per squared
-        norm of the gradient of its quadratic.
-      dissimilarity: :math:`\frac1n \sum_i \|\nabla f_i\|^2` at the minimum.
-    """
-
-    convexity: float
-    smoothness: float
-    variance: float
-    growth: float
-    dissimilarity: float
-
-
 class Draw(NamedTuple):
     """What one stochastic gradient of each of k workers is computed from."""
 
@@ -71,7 +52,7 @@ class Draw(NamedTuple):
 
 
 def draw(objective: Objective, key: jax.Array) -> Draw:
-    """One draw of each worker, from one key."""
+    """One draw of each worker, from one key, of an objective on the device."""
     workers, count = objective.labels.shape
     row, scale, shift = jax.random.split(key, 3)
     chosen = jax.random.randint(row, (workers,), 0, count)
@@ -79,12 +60,12 @@ def draw(objective: Objective, key: jax.Array) -> Draw:
     xi = jax.random.normal(shift, objective.center.shape, jnp.float32)
     each = jnp.arange(workers)
     return Draw(
-        curvature=jnp.asarray(objective.curvature),
-        center=jnp.asarray(objective.center),
-        shift=objective.noise / jnp.float32(objective.center.shape[1] ** 0.5) * xi,
+        curvature=objective.curvature,
+        center=objective.center,
+        shift=objective.noise / jnp.float32(DIMENSION**0.5) * xi,
         factor=jnp.float32(1) + objective.growth * zeta,
-        inputs=jnp.asarray(objective.inputs)[each, chosen],
-        labels=jnp.asarray(objective.labels)[each, chosen],
+        inputs=objective.inputs[each, chosen],
+        labels=objective.labels[each, chosen],
         logistic=jnp.broadcast_to(objective.logistic, (workers,)),
     )
 
@@ -92,53 +73,16 @@ def draw(objective: Objective, key: jax.Array) -> Draw:
 def draw_of(objective: Objective, worker: jax.Array, key: jax.Array) -> Draw:
     """One draw of one worker, with a leading axis of length 1."""
     per_worker = ("curvature", "center", "inputs", "labels")
-    rows = {name: jnp.asarray(getattr(objective, name))[worker][None] for name in per_worker}
+    rows = {name: getattr(objective, name)[worker][None] for name in per_worker}
     return draw(objective._replace(**rows), key)
 
 
 def loss(x: jax.Array, batch: Draw) -> jax.Array:
     """The mean of the drawn losses, whose gradient is a stochastic gradient, float32[]."""
-    offset = x[None] - batch.center
-    quadratic = 0.5 * jnp.sum(batch.curvature * jnp.square(offset), axis=1)
+    quadratic = 0.5 * jnp.sum(batch.curvature * jnp.square(x[None] - batch.center), axis=1)
     margin = batch.labels * (batch.inputs @ x)
     drawn = batch.factor * quadratic + batch.shift @ x + batch.logistic * jax.nn.softplus(-margin)
     return jnp.mean(drawn)
-
-
-@functools.cache
-def quadratic(
-    workers: int, noise: float = 1.0, growth: float = 0.5, dissimilarity: float = 1.0
-) -> Objective:
-    r"""Quadratics of all workers, with another curvature and another minimum for each.
-
-    The curvatures of their mean go from :math:`\mu = 1` to :math:`L = 4`. They are the same for all
-    numbers of workers, as are the variance and the dissimilarity at the minimum of the mean.
-
-    Args:
-      workers: n, at least 2.
-      noise: :math:`\sigma`.
-      growth: :math:`\rho`.
-      dissimilarity: :math:`\zeta^2`, the mean squared norm of the workers' gradients there.
-    """
-    rng = np.random.default_rng(0)
-    mean = np.geomspace(LEAST, LARGEST, DIMENSION)
-    relative = rng.uniform(-SPREAD, SPREAD, (workers, DIMENSION))
-    relative -= relative.mean(axis=0)
-    curvature = mean * (1 + relative)
-    solution = np.random.default_rng(1).standard_normal(DIMENSION) / DIMENSION**0.5
-    gradient = rng.standard_normal((workers, DIMENSION))
-    gradient -= gradient.mean(axis=0)
-    gradient *= (dissimilarity / np.mean(np.sum(gradient**2, axis=1))) ** 0.5
-    return Objective(
-        curvature=np.float32(curvature),
-        center=np.float32(solution - gradient / curvature),
-        inputs=np.zeros((workers, examples_of(workers), DIMENSION), np.float32),
-        labels=np.ones((workers, examples_of(workers)), np.float32),
-        logistic=np.float32(0),
-        noise=np.float32(noise),
-        growth=np.float32(growth),
-        solution=np.float32(solution),
-    )
 
 
 @functools.cache
@@ -152,17 +96,26 @@ def _images() -> tuple[np.ndarray, np.ndarray]:
     return images, data.train_labels
 
 
-def examples_of(workers: int) -> int:
-    """The examples of each worker."""
-    return len(_images()[1]) // workers
+@functools.cache
+def quadratic(workers: int, noise: float = 1.0, growth: float = 0.5) -> Objective:
+    """Quadratics with another curvature and another minimum for each of at least 2 workers.
 
-
-def logistic_gradients(
-    inputs: np.ndarray, labels: np.ndarray, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows in float64: gradients of the logistic losses [..., d], and second derivatives."""
-    probability = 1 / (1 + np.exp(labels * (inputs @ x)))
-    return -(labels * probability)[..., None] * inputs, probability * (1 - probability)
+    The curvatures of their mean go from 1 to 4, for all numbers of workers. At its minimum, the
+    mean squared norm of the workers' gradients is 1.
+    """
+    rng = np.random.default_rng(0)
+    relative = rng.uniform(-SPREAD, SPREAD, (workers, DIMENSION))
+    relative -= relative.mean(axis=0)
+    curvature = np.geomspace(LEAST, LARGEST, DIMENSION) * (1 + relative)
+    solution = np.random.default_rng(1).standard_normal(DIMENSION) / DIMENSION**0.5
+    gradient = rng.standard_normal((workers, DIMENSION))
+    gradient -= gradient.mean(axis=0)
+    gradient *= (1 / np.mean(np.sum(gradient**2, axis=1))) ** 0.5
+    examples = len(_images()[1]) // workers
+    center = solution - gradient / curvature
+    inputs, labels = np.zeros((workers, examples, DIMENSION)), np.ones((workers, examples))
+    fields = curvature, center, inputs, labels, 0, noise, growth, solution
+    return Objective(*map(np.float32, fields))
 
 
 @functools.cache
@@ -171,49 +124,54 @@ def logistic(workers: int) -> Objective:
 
     Each worker draws its labels from Dirichlet(0.1), so workers differ. One example is drawn per
     gradient. The minimum is Newton's, in float64.
-
-    Args:
-      workers: n.
     """
     images, digits = _images()
-    each = examples_of(workers)
-    parts = np.stack([part[:each] for part in split(digits, workers, "skewed", 0)])
+    examples = len(digits) // workers
+    parts = np.stack([part[:examples] for part in split(digits, workers, "skewed", 0)])
     inputs, labels = images[parts], np.where(digits[parts] < 5, 1.0, -1.0)
-    solution = np.zeros(DIMENSION)
+    rows, solution = inputs.reshape(-1, DIMENSION), np.zeros(DIMENSION)
     for _ in range(20):
-        gradients, second = logistic_gradients(inputs, labels, solution)
-        rows = inputs.reshape(-1, DIMENSION)
-        hessian = RIDGE * np.eye(DIMENSION) + rows.T @ (second.reshape(-1, 1) * rows) / len(rows)
+        wrong = 1 / (1 + np.exp(labels * (inputs @ solution)))
+        second = (wrong * (1 - wrong)).reshape(-1, 1)
+        hessian = RIDGE * np.eye(DIMENSION) + rows.T @ (second * rows) / len(rows)
+        gradients = -(labels * wrong)[..., None] * inputs
         gradient = RIDGE * solution + gradients.mean(axis=(0, 1))
         solution = solution - np.linalg.solve(hessian, gradient)
-    return Objective(
-        curvature=np.full((workers, DIMENSION), RIDGE, np.float32),
-        center=np.zeros((workers, DIMENSION), np.float32),
-        inputs=np.float32(inputs),
-        labels=np.float32(labels),
-        logistic=np.float32(1),
-        noise=np.float32(0),
-        growth=np.float32(0),
-        solution=np.float32(solution),
-    )
+    curvature, center = np.full((workers, DIMENSION), RIDGE), np.zeros((workers, DIMENSION))
+    fields = curvature, center, inputs, labels, 1, 0, 0, solution
+    return Objective(*map(np.float32, fields))
 
 
-def constants(objective: Objective) -> Constants:
-    """The constants of an objective, in closed form; the smoothness of logistic losses is a bound.
+def convexity_and_smoothness(objective: Objective) -> tuple[float, float]:
+    r""":math:`\mu` and :math:`L` of the mean over workers; that of logistic losses is a bound.
 
     A logistic loss curves by at most a quarter of its squared input.
     """
-    h, b, a, y, weight, noise, growth, x = (np.asarray(part, np.float64) for part in objective)
-    rows = a.reshape(-1, a.shape[-1])
-    moments = weight * rows.T @ rows / len(rows)
-    each, _ = logistic_gradients(a, y, x)
-    of_workers = h * (x - b) + weight * each.mean(axis=1)
-    own = np.sum((h * (x - b)) ** 2, axis=1).mean()
-    within = weight * np.mean(np.sum((each - each.mean(axis=1, keepdims=True)) ** 2, axis=-1))
-    return Constants(
-        convexity=float(h.mean(axis=0).min()),
-        smoothness=float(np.linalg.eigvalsh(np.diag(h.mean(axis=0)) + moments / 4)[-1]),
-        variance=float(noise**2 + growth**2 * own + within),
-        growth=float(growth**2),
-        dissimilarity=float(np.mean(np.sum(of_workers**2, axis=1))),
-    )
+    curvature = np.float64(objective.curvature).mean(axis=0)
+    rows = np.float64(objective.inputs).reshape(-1, DIMENSION)
+    moments = np.float64(objective.logistic) * rows.T @ rows / len(rows)
+    largest = np.linalg.eigvalsh(np.diag(curvature) + moments / 4)[-1]
+    return float(curvature.min()), float(largest)
+
+
+def exact_distances(objective: Objective, rates: np.ndarray, start: np.ndarray) -> np.ndarray:
+    r"""The exact :math:`\mathbb{E}\|x^t - x^*\|^2` of synchronous SGD on a quadratic, float64.
+
+    .. math:: x^{t+1} = x^t - \frac{\eta_t}{n} \sum_i g_i(x^t), \qquad
+              g_{ij} = (1 + \rho \zeta_i) h_{ij} (x_j - b_{ij}) + \sigma \xi_{ij} / \sqrt d
+
+    Per coordinate, the mean and the variance follow a linear recursion. `start` is float64[d].
+    """
+    h, b = np.float64(objective.curvature), np.float64(objective.center)
+    workers, dimension = h.shape
+    noise, growth = float(objective.noise) ** 2 / dimension, float(objective.growth) ** 2
+    mean = h.mean(axis=0)
+    solution = (h * b).mean(axis=0) / mean
+    bias, variance, found = start - solution, np.zeros(dimension), []
+    for rate in rates:
+        moment = variance + (bias + solution - b) ** 2  # [n, d]
+        added = (noise + growth * h**2 * moment).mean(axis=0) / workers
+        bias = (1 - rate * mean) * bias
+        variance = (1 - rate * mean) ** 2 * variance + rate**2 * added
+        found.append(np.sum(bias**2 + variance))
+    return np.array(found)

@@ -1,18 +1,17 @@
 """A training task: a network, a dataset, initial weights, batches and scores."""
 
 import copy
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen
+from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 
-from experiments.cli.errors import ExperimentError
-from experiments.tasks.data import Dataset, hold_out, load
-from experiments.tasks.losses import CROSS_ENTROPY, LOSSES, Loss
+from experiments.errors import ExperimentError
+from experiments.tasks.data import hold_out, load
 from experiments.tasks.models import MODELS
 from experiments.tasks.partitions import orders
 
@@ -21,22 +20,18 @@ EVALUATION_CHUNK = 2000
 Batch = tuple[np.ndarray, np.ndarray]
 
 
-@functools.cache
-def _compiled_init(model: linen.Module) -> Callable[..., Any]:
-    """Compiled once for all tasks of the network."""
-    return jax.jit(model.init)
+@jax.jit(static_argnames="model")
+def _first_weights(seed: int, inputs: jax.Array, model: linen.Module) -> Any:
+    return model.init(jax.random.key(seed), inputs)["params"]
 
 
-@functools.cache
-def _compiled_score(model: linen.Module, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """`(params, inputs, labels)` -> the sum of the losses and the number of correct predictions."""
-
-    @jax.jit
-    def score(params: Any, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        outputs = model.apply({"params": params}, inputs)
-        return jnp.sum(loss.per_label(outputs, labels)), jnp.sum(loss.is_correct(outputs, labels))
-
-    return score
+@jax.jit(static_argnames="model")
+def _sums(
+    params: Any, inputs: jax.Array, labels: jax.Array, model: linen.Module
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of the cross-entropies, and the number of correct predictions."""
+    logits = model.apply({"params": params}, inputs)
+    return jnp.sum(cross_entropy(logits, labels)), jnp.sum(jnp.argmax(logits, axis=-1) == labels)
 
 
 class Task:
@@ -59,12 +54,9 @@ class Task:
             `None` is all.
           **options: Further options of the reader of the dataset.
         """
-        self.dataset: Dataset = load(dataset, data, **options)
+        self.dataset = load(dataset, data, **options)
         self.model = MODELS[dataset](self.dataset)
-        self.loss_of = LOSSES.get(dataset, CROSS_ENTROPY)
         self._scored_examples = scored_examples
-        self._score = _compiled_score(self.model, self.loss_of)
-        self._first_weights = _compiled_init(self.model)
 
     def hold_out(self, batch: int = 1) -> "Task":
         """The task with a fifth of the training set held out, which replaces the test set.
@@ -88,7 +80,7 @@ class Task:
 
     def first_weights(self, seed: int) -> Any:
         """The initial parameters, which depend only on the seed."""
-        return self._first_weights(jax.random.key(seed), self.dataset.train_inputs[:1])["params"]
+        return _first_weights(seed, self.dataset.train_inputs[:1], self.model)
 
     def batches(
         self, seed: int, size: int, rows: np.ndarray | slice = slice(None)
@@ -112,17 +104,15 @@ class Task:
     def loss(self, params: Any, batch: Any) -> jax.Array:
         """The mean loss of a batch, float32[]."""
         inputs, labels = batch
-        return jnp.mean(
-            self.loss_of.per_label(self.model.apply({"params": params}, inputs), labels)
-        )
+        return jnp.mean(cross_entropy(self.model.apply({"params": params}, inputs), labels))
 
-    def _evaluate(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    def _score(self, params: Any, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         # With replicated parameters, every device would do the same work.
         params = jax.device_get(params)
         loss = hits = 0.0
         for start in range(0, len(inputs), EVALUATION_CHUNK):
             chunk = slice(start, start + EVALUATION_CHUNK)
-            sums = self._score(params, inputs[chunk], labels[chunk])
+            sums = _sums(params, inputs[chunk], labels[chunk], self.model)
             loss, hits = loss + float(sums[0]), hits + float(sums[1])
         return loss / labels.size, hits / labels.size
 
@@ -130,8 +120,8 @@ class Task:
         """Loss and accuracy over the training set, or over `scored_examples` of it."""
         inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
         every = -(-len(inputs) // (self._scored_examples or len(inputs)))
-        return self._evaluate(params, inputs[::every], labels[::every])
+        return self._score(params, inputs[::every], labels[::every])
 
     def test_score(self, params: Any) -> tuple[float, float]:
         """Loss and accuracy over the whole test set."""
-        return self._evaluate(params, self.dataset.test_inputs, self.dataset.test_labels)
+        return self._score(params, self.dataset.test_inputs, self.dataset.test_labels)

@@ -1,1 +1,0 @@
-"""The training loop, and training over windows and in real time."""
