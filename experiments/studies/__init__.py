@@ -1,30 +1,20 @@
-"""The studies: every module has one, as `STUDY`, and is the command of its name.
+"""The studies and other commands: `python -m experiments NAME`."""
 
-A study module imports no JAX: its options decide how JAX starts. Its functions import what trains.
-"""
-
-import functools
 import importlib
-import pkgutil
-import pydoc
 from pathlib import Path
-from typing import Any
 
-from experiments.cli.parse import Command
+from experiments.study.run import Command, Study
 
-
-@functools.cache
-def names() -> tuple[str, ...]:
-    """The names of all studies, without an import of one."""
-    return tuple(each.name for each in pkgutil.iter_modules(__path__) if not each.ispkg)
-
-
-def load(name: str) -> Any:
-    """The study of a name."""
-    return importlib.import_module(f"{__name__}.{name}").STUDY
+MODULES = {
+    **{
+        path.stem: f"studies.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))
+    },
+    **dict.fromkeys(("digits", "sharded", "catalogue"), "studies.survey"),
+    **{"budgets": "studies.pace", "bench": "bench.run", "timeline": "bench.timeline"},
+}
+"""The module of each command, which has it under its name in capitals."""
 
 
-def command_of(name: str) -> Command:
-    """The command of a study. Its module is imported when its options are needed."""
-    path = Path(__file__).with_name(f"{name}.py")
-    return Command(pydoc.synopsis(str(path)) or "", lambda: load(name).config)
+def load(name: str) -> Study | Command:
+    """The study or the command of a name."""
+    return getattr(importlib.import_module(f"experiments.{MODULES[name]}"), name.upper())

@@ -1,42 +1,51 @@
 """How long is a step on a slow link, and where does the time go?"""
 
 import dataclasses
+import functools
+import gzip
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from experiments.cli import options
-from experiments.cli.options import option, positive_integer, positive_number
-from experiments.lab.peers import METHODS as PEERS
-from experiments.study import readme
-from experiments.study.claims import Claim, Results
-from experiments.study.columns import Column, Table, key, only_in_csv
-from experiments.study.figure import Lines
-from experiments.study.groups import Group, Value, extent, mean_of
-from experiments.study.judges import is_at_most, is_within
-from experiments.study.late import late
-from experiments.study.panels import Axis, marked_style
-from experiments.study.study import Study
-from experiments.study.tidy import Row, of_kind
+from experiments.errors import ExperimentError, select
+from experiments.lab.methods import CONTROL, LABELS, find
+from experiments.lab.network import UNSHAPED, Link, bits_per_second, isolate
+from experiments.lab.peers import PEERS, has_torch, require_torch
+from experiments.lab.processes import DRIFT, Lab
+from experiments.methods import expand
+from experiments.sparse_methods import SPARSE_METHODS
+from experiments.study import run as readme
+from experiments.study.claims import Claim, Results, is_at_most, is_within
+from experiments.study.plot import Axis, Lines, marked_style
+from experiments.study.record import Row, of_kind
+from experiments.study.run import Setting, Study
+from experiments.study.table import (
+    Column,
+    Group,
+    Table,
+    extent,
+    key,
+    mean_of,
+    only_in_csv,
+    to_markdown,
+)
 
 TOLERANCE = 0.08  # of counted bytes; headers of TCP and Ethernet are about 5 %.
 ACCOUNTED = ("mean", "plain_jax_psum", "mean_bfloat16", "global_qsgd:8", "two_stage:4", "dpsgd")
-
-
-def parse_bandwidth(text: str) -> str:
-    """A bandwidth that `tc` reads."""
-    import argparse
-
-    from experiments.lab.network import bits_per_second
-
-    try:
-        bits_per_second(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
+LONGEST = 10  # Operations of a table.
+RACE = (
+    *("mean", "plain_jax_psum", "mean_bfloat16", "global_qsgd:8", "two_stage:4"),
+    *("ef_top_1_percent", "power_sgd_rank_1", "power_sgd_rank_4"),
+    *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_4"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Lab:
+class LabConfig:
     """How long is a step on a slow link, and where does the time go?
 
     Question: several processes of one machine train one model, each in a network namespace. `tc`
@@ -44,47 +53,145 @@ class Lab:
     on Gloo if it is installed? Which part is compute, which is compression, and which is the link?
     Are the bytes that the interface counts those of `jaxcomm.wire.account`?
 
-    Command: `python -m experiments lab --preset race`, as root or where unprivileged user
-    namespaces are permitted, on Linux with iproute2. Expected time: one hour on two idle cores.
+    Command: `python -m experiments lab`, as root or where unprivileged user namespaces are
+    permitted, on Linux with iproute2. Expected time: one hour on two idle cores.
 
-    Number: the time of a step, divided by that of DDP, of its hooks, and of `mean`.
+    Number: the time of a step, divided by that of DDP, of its hooks, and of `mean`. With `--traces
+    FOLDER` also the milliseconds of each operation of the compiled step, in the first worker.
     """
 
-    preset: str = option("race", "race: 12 methods; full: all methods", choices=("race", "full"))
-    methods: tuple[str, ...] = option((), "methods instead of those of the preset", many=True)
-    bandwidth: tuple[str, ...] = option(
-        (), "bandwidths of each worker's link, such as 200mbit", parse_bandwidth, many=True
-    )
-    between: tuple[str, ...] = option(
-        (),
-        "bandwidths of the link between two clusters that are fast inside",
-        parse_bandwidth,
-        many=True,
-    )
-    delay: str | None = option(None, "delay per direction of shaped links, such as 5ms")
-    model: str = option(
-        "mlp",
-        "what trains; words: methods for sparse updates",
-        choices=("mlp", "transformer", "words"),
-    )
-    workers: int = option(4, "number of workers, each a process", positive_integer)
-    threads: int = option(1, "threads that compute, per process", positive_integer)
-    rounds: int = option(5, "rounds, in which all methods are measured in turn", positive_integer)
-    steps: int = option(10, "timed steps of a measurement, at most", positive_integer)
-    seconds: float = option(10.0, "time limit of a measurement", positive_number)
-    drift: float = option(
-        0.05, "largest change of the control around a measurement that counts", positive_number
-    )
-    attempts: int = option(4, "attempts at a measurement; the last one counts", positive_integer)
-    record: str = options.record_option("lab")
-    records: str = options.records_option()
-    resume: str | None = options.resume_option()
+    methods: tuple[str, ...] = ()
+    """methods, or all; by default 12 methods, and with --model words all"""
+    bandwidth: tuple[str, ...] = ()
+    """bandwidths of each worker's link (default: 1gbit 200mbit 100mbit)"""
+    between: tuple[str, ...] = ()
+    """bandwidths of the link between two clusters that are fast inside"""
+    model: Literal["mlp", "transformer", "words"] = "mlp"
+    """what trains; words: methods for sparse updates"""
+    workers: int = 4
+    """number of workers, each a process"""
+    rounds: int = 5
+    """rounds, in which all methods are measured in turn"""
+    steps: int = 10
+    """timed steps of a measurement, at most"""
+    seconds: float = 10.0
+    """time limit of a measurement"""
+    attempts: int = 4
+    """attempts at a measurement; the last one counts"""
+    traces: str | None = None
+    """folder for a trace of each method of jaxcomm on each shaped link"""
+    record: str = "lab"
+    """the record folder is <date>_NAME; none writes no record"""
+    records: str = "runs"
+    """folder in which the record folder is created"""
+    resume: str | None = None
+    """the folder of an interrupted record, which is continued"""
 
     def before_jax(self) -> None:
-        """Moves this process to a private network, which requires a single thread."""
-        from experiments.lab.isolation import isolate
-
+        """Moves this process to a private network."""
         isolate()
+
+
+def labels(config: LabConfig) -> list[str]:
+    """The methods of a config, and the control."""
+    if config.model == "words":
+        return [CONTROL, *select(config.methods or ("all",), [*SPARSE_METHODS], "--methods")]
+    chosen = config.methods or [name for name in RACE if name not in PEERS or has_torch()]
+    return [*dict.fromkeys((CONTROL, *expand(chosen, (*LABELS, *PEERS))))]
+
+
+def links(config: LabConfig) -> dict[str, Link]:
+    """The links of a config by name; first the unshaped one."""
+    rates = config.bandwidth or (() if config.between else ("1gbit", "200mbit", "100mbit"))
+    found = [Link(), *map(Link, rates), *(Link(rate, 2) for rate in config.between)]
+    return {link.name: link for link in found}
+
+
+def settings(config: LabConfig) -> list[Setting]:
+    """Every method on every link; methods for clusters on those that have two, and unshaped.
+
+    Raises:
+      ExperimentError: If an option is invalid, or PyTorch is required and not installed.
+    """
+    if config.workers < 2 or (config.between and config.workers % 2):
+        raise ExperimentError(
+            f"--workers must be at least 2, and even with --between; got {config.workers}."
+        )
+    for link in links(config).values():
+        bits_per_second(link.rate)
+    names, flat = labels(config), []
+    for name in names:
+        if name in PEERS:
+            require_torch()
+        if name in PEERS or config.model == "words" or not find(name).clusters:
+            flat.append(name)
+    return [
+        {"link": link.name, "method": name}
+        for link in links(config).values()
+        for name in (names if link.clusters == 2 or (config.between and link == Link()) else flat)
+    ]
+
+
+def operations(trace: Path) -> Counter[str]:
+    """Microseconds by the name of an operation, without those inside it, over all threads."""
+    threads = defaultdict(list)
+    for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]:
+        if name := event.get("args", {}).get("hlo_op"):
+            begin, took = float(event["ts"]), float(event.get("dur", 0))
+            threads[event["pid"], event["tid"]].append((begin, -took, name))
+    total = Counter()
+    for events in threads.values():
+        outer = []
+        for begin, minus, name in sorted(events):
+            while outer and outer[-1][0] <= begin:
+                outer.pop()
+            total[name] -= minus
+            if outer:
+                total[outer[-1][1]] += minus
+            outer.append((begin - minus, name))
+    return total
+
+
+def keep_trace(lab: Lab, method: str, steps: int, folder: Path) -> None:
+    """Keeps a trace of steps of the first worker, and a table of the longest operations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{method}_{lab.network.link.name}"
+    file = folder.resolve() / f"{re.sub(r'[^a-z0-9]+', '_', name)}.trace.json.gz"
+    lab.group(method).ask("profile", method=method, steps=steps, file=str(file))
+    found = operations(file)
+    total, longest = found.total(), found.most_common(LONGEST)
+    rest = total - sum(took for _, took in longest)
+    lines = [
+        [name, f"{took / 1e3 / steps:.1f}", f"{took / total:.0%}"]
+        for name, took in (*longest, ("all others", rest), ("total", total))
+    ]
+    table = to_markdown(["operation", "ms per step", "of all operations"], lines)
+    file.with_name(file.name.replace(".trace.json.gz", ".md")).write_text(table)
+
+
+@functools.cache
+def lab_of(config: LabConfig) -> Lab:
+    """The workers, which stay for all measurements."""
+    return Lab(config, config.model)
+
+
+def train(config: LabConfig, setting: Setting) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    """The trainer of one method on one link."""
+    link, lab = links(config)[setting["link"]], lab_of(config)
+
+    def trainer(
+        setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
+    ) -> Iterator[Mapping[str, Any]]:
+        method = setting["method"]
+        found = lab.time_steps(method, link, config.steps)
+        if config.traces and link.rate != UNSHAPED and method not in PEERS:
+            keep_trace(lab, method, found["steps"], Path(config.traces))
+        if link.rate != UNSHAPED and link.clusters == 1:
+            megabits = bits_per_second(link.rate) / 1e6
+            yield {"megabits": megabits, "milliseconds": found["milliseconds"]}
+        yield found
+
+    return trainer
 
 
 REFERENCES = {
@@ -100,20 +207,20 @@ REFERENCES = {
 
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds ratios to other methods of the round, and the parts of a step."""
-    runs = {(row["link"], row["method"], row["seed"]): row for row in of_kind(rows, "run")}
-
-    def time_of(link: str, method: str, seed: int) -> float:
-        return runs.get((link, method, seed), {}).get("milliseconds", math.nan)
+    runs = of_kind(rows, "run")
+    times = {(row["link"], row["method"], row["seed"]): row["milliseconds"] for row in runs}
 
     def derived(row: Row) -> Row:
-        seed, method = row["seed"], row["method"]
-        fast = time_of("unshaped", method, seed)
+        link, method, seed, time = (
+            row[name] for name in ("link", "method", "seed", "milliseconds")
+        )
+        fast = times.get((UNSHAPED, method, seed), math.nan)
         added = {
-            name: row["milliseconds"] / time_of(row["link"], other, seed)
+            name: time / times.get((link, other, seed), math.nan)
             for name, other in REFERENCES.items()
         }
-        added |= {"codec": fast - time_of("unshaped", "no_communication", seed)}
-        added |= {"waiting": row["milliseconds"] - fast}
+        added["codec"] = fast - times.get((UNSHAPED, CONTROL, seed), math.nan)
+        added["waiting"] = time - fast
         if row.get("accounted"):
             added["counted"] = row["sent"] / row["accounted"]
         return {**row, **added}
@@ -121,16 +228,9 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     return [derived(row) if row["kind"] == "run" else row for row in rows]
 
 
-def total(name: str) -> Value:
-    """The sum of a column over rounds."""
-    return lambda group: sum(group.values(name))
-
-
 def counted(group: Group) -> float:
     """The bytes of the interface over those of the account, for messages of 1 MB or more."""
-    values = [
-        row["counted"] for row in group.runs if row.get("accounted", 0) >= 1e6 and "counted" in row
-    ]
+    values = [row["counted"] for row in group.runs if row.get("accounted", 0) >= 1e6]
     return max(values, key=lambda value: abs(value - 1), default=math.nan)
 
 
@@ -147,7 +247,7 @@ TABLE = Table(
         Column("compression, ms", mean_of("codec"), ".0f", "codec"),
         Column("waiting for the link, ms", mean_of("waiting"), ".0f", "waiting"),
         Column("control, ms", mean_of("control"), ".0f", "control", hidden=True),
-        Column("rejected", total("rejected"), ".0f", "rejected", hidden=True),
+        Column("rejected", lambda group: sum(group.values("rejected")), ".0f", hidden=True),
         *(
             only_in_csv(name, mean_of(name))
             for name in REFERENCES
@@ -165,18 +265,17 @@ DRAWN = (
     *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
     *("ddp_fp16_kept_memory", "ddp_power_sgd_4_kept_memory"),
 )
-NAMES = {"mean": "`mean`", "plain_jax_psum": "one `psum` of plain JAX", "ddp": "DDP"}
+NAMES = {"plain_jax_psum": "one `psum` of plain JAX", "ddp": "DDP"}
 
 
 def at_most(limit: float, column: str, *methods: str, link: str = "200mbit") -> Claim:
     """The claim that steps of methods take at most `limit` times those of the other method."""
     other = REFERENCES[column]
-    shown = NAMES.get(other, f"`{other}`")
-    text = (
+    return Claim(
         f"At {link}, a step of {', '.join(f'`{name}`' for name in methods)} takes at most "
-        f"{limit:.3g} times that of {shown}."
+        f"{limit:.3g} times that of {NAMES.get(other, f'`{other}`')}.",
+        is_at_most(column, limit, methods={"link": link, "method": methods}),
     )
-    return Claim(text, is_at_most(column, limit, methods={"link": link, "method": methods}))
 
 
 CLAIMS = (
@@ -198,27 +297,27 @@ CLAIMS = (
 
 
 def prose(results: Results) -> list[str]:
-    config = results.config
-    runs = of_kind(results.rows, "run")
+    config, runs = results.config, of_kind(results.rows, "run")
     unsteady = sum(not row["is_steady"] for row in runs)
-    peers = any(row["method"] == "ddp" for row in runs)
-    beside = (
-        "PyTorch's DistributedDataParallel (DDP) runs on Gloo with its default buckets, except "
-        "that its hook PowerSGD has one bucket, since it aborts on Gloo with more. DDP sends "
-        "buckets while the backward pass computes the next ones. XLA does not overlap the two on "
-        "CPUs, so jaxcomm sends after it. jaxcomm's processes keep freed memory, as "
-        "`jaxcomm.launch` sets it. PyTorch's launcher does not, except in rows that end in "
-        "`_kept_memory`."
-        if peers
-        else "A leaf with a sparse gradient is aggregated as in the study `sparse`, with the "
-        "capacity that 20 batches need, and all other leaves by `mean`. The model has no methods "
-        "of PyTorch."
-        if config.model == "words"
-        else "PyTorch is not installed, so this record has none of its methods."
-    )
+    beside = "PyTorch is not installed, so this record has none of its methods."
+    if any(row["method"] == "ddp" for row in runs):
+        beside = (
+            "PyTorch's DistributedDataParallel (DDP) runs on Gloo with its default buckets, except "
+            "that its hook PowerSGD has one bucket, since it aborts on Gloo with more. DDP sends "
+            "buckets while the backward pass computes the next ones. XLA does not overlap the two "
+            "on CPUs, so jaxcomm sends after it. jaxcomm's processes keep freed memory, as "
+            "`jaxcomm.launch` sets it. PyTorch's launcher does not, except in rows that end in "
+            "`_kept_memory`."
+        )
+    if config.model == "words":
+        beside = (
+            "A leaf with a sparse gradient is aggregated as in the study `sparse`, with the "
+            "capacity that 20 batches need, and all other leaves by `mean`. The model has no "
+            "methods of PyTorch."
+        )
     return [
         f"{config.workers} processes of one machine train the model `{config.model}`. Each has "
-        f"{config.threads} compute thread{'s' * (config.threads > 1)} and a network namespace. A "
+        "1 compute thread and a network namespace. A "
         "token bucket (`tc tbf`) limits both directions of each link. In a link called `2 "
         "clusters`, two halves of the workers are fast inside and share one link. All methods "
         "have the same weights and batches. " + beside,
@@ -226,7 +325,7 @@ def prose(results: Results) -> list[str]:
         f"{config.rounds} rounds measure all methods in turn. A measurement is the median of at "
         f"most {config.steps} steps, in at most {config.seconds:g} s. It follows a measurement of "
         "the control, which does not communicate, and precedes another one. If the two controls "
-        f"differ by more than {100 * config.drift:.0f} %, the measurement is rejected and "
+        f"differ by more than {100 * DRIFT:.0f} %, the measurement is rejected and "
         f"repeated. After {config.attempts} rejections the last one counts: {unsteady} of "
         f"{len(runs)} measurements.",
         readme.CLAIMS,
@@ -243,8 +342,8 @@ def prose(results: Results) -> list[str]:
     ]
 
 
-STUDY = Study(
-    "lab", Lab, late("lab.settings"), late("lab.train"), TABLE, prose,
+LAB = Study(
+    "lab", LabConfig, settings, train, TABLE, prose,
     (Lines(file="step_time_against_bandwidth.png", caption="Step time against bandwidth",
            by="method", only=DRAWN, at="megabits",
            x=(Axis("megabits", "Mbit/s of a worker's link"),),

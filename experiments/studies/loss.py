@@ -1,38 +1,54 @@
 """How long does training over a slow link take to a held-out loss?"""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.cli import options
-from experiments.cli.options import option, positive_integer, positive_number
-from experiments.lab.network import UNSHAPED, bits_per_second
-from experiments.lab.peers import AS_SHIPPED, KEPT, trained_as
-from experiments.lab.peers import METHODS as PEERS
-from experiments.studies.lab import parse_bandwidth
-from experiments.study import readme, targets
-from experiments.study.claims import Claim, Finding, Judge, Results
-from experiments.study.columns import SEEDS, Column, Table, key, only_in_csv
-from experiments.study.figure import Lines
-from experiments.study.groups import Estimate, Group, difference, extent, mean_of, spread, tuned
-from experiments.study.judges import is_no_worse, is_within
-from experiments.study.late import late
-from experiments.study.panels import Axis, marked_style
-from experiments.study.search import Budget
+from experiments.errors import ExperimentError
+from experiments.lab.methods import LABELS, find
+from experiments.lab.network import UNSHAPED, Link, bits_per_second, isolate
+from experiments.lab.peers import AS_SHIPPED, KEPT, PEERS, has_torch, require_torch, trained_as
+from experiments.lab.processes import DRIFT, Lab
+from experiments.methods import expand
+from experiments.study import run as readme
+from experiments.study import targets
+from experiments.study.claims import Claim, Finding, Judge, Results, is_no_worse, is_within
+from experiments.study.plot import Axis, Lines, marked_style
+from experiments.study.record import Row, grouped, is_missing, of_kind
+from experiments.study.run import Setting, Study
 from experiments.study.statistics import confidence_interval, mean
-from experiments.study.study import Setting, Study
-from experiments.study.tidy import Row, grouped, is_missing, of_kind
+from experiments.study.table import (
+    SEEDS,
+    Column,
+    Estimate,
+    Group,
+    Table,
+    difference,
+    extent,
+    key,
+    mean_of,
+    only_in_csv,
+    spread,
+    tuned,
+)
+from experiments.study.tuning import Budget
 
+METHODS = (
+    *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
+    *("power_sgd_rank_1_start_2", "power_sgd_rank_2_start_2", "power_sgd_rank_4_start_2"),
+    *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_2", "ddp_power_sgd_4"),
+    *("ddp_power_sgd_1_kept_memory", "ddp_power_sgd_4_kept_memory"),
+)
 TARGET_PART = 0.6  # So a method with slower progress may take 1.67 times the steps.
-EXTENSIONS = 1
+TRAINING_SECONDS = 3600  # The time limit of a training.
 TIME = "seconds_to_target"
-THEIRS = tuple(name for name, peer in AS_SHIPPED.items() if peer.communicates)
-RANKS = (1, 2, 4)
+THEIRS = tuple(AS_SHIPPED)
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class LossConfig:
     """How long does training over a slow link take to a held-out loss?
 
     Question: four processes of one machine train a transformer of 3.3 million parameters on text
@@ -46,64 +62,133 @@ class Loss:
     Number: seconds to the target of the fastest method, divided by those of the fastest hook.
     """
 
-    methods: tuple[str, ...] = option(
-        (), "methods instead of the default ones; ddp or mean is among them", many=True
-    )
-    bandwidth: tuple[str, ...] = option(
-        ("1gbit", "500mbit", "200mbit"),
-        "bandwidths of each worker's link",
-        parse_bandwidth,
-        many=True,
-    )
-    confirm: tuple[str, ...] = option(
-        ("power_sgd_rank_4_start_2", "ddp_fp16"),
-        "methods that also train over the slowest link, up to the target",
-        many=True,
-    )
-    delay: str | None = option(None, "delay per direction of shaped links, such as 5ms")
-    workers: int = option(4, "number of workers, each a process", positive_integer)
-    threads: int = option(1, "threads that compute, per process", positive_integer)
-    seeds: int = option(3, "seeds, each with a round of step times", positive_integer)
-    steps: int = option(120, "training steps of a run", positive_integer)
-    points: int = option(10, "evaluations of a run", positive_integer)
-    learning_rates: tuple[float, ...] = option(
-        (0.00025, 0.0005, 0.001, 0.002), "the first grid", positive_number, many=True
-    )
-    trials: int = option(4, "learning rates that each method tries", positive_integer)
-    trial_steps: int = option(40, "training steps of a trial", positive_integer)
-    timed_steps: int = option(8, "timed steps of a measurement, at most", positive_integer)
-    seconds: float = option(4.0, "time limit of a measurement of steps", positive_number)
-    drift: float = option(
-        0.05, "largest change of the control around a measurement that counts", positive_number
-    )
-    attempts: int = option(2, "attempts at a measurement; the last one counts", positive_integer)
-    record: str = options.record_option("loss")
-    records: str = options.records_option()
-    resume: str | None = options.resume_option()
+    methods: tuple[str, ...] = ()
+    """methods instead of the default ones; ddp or mean is among them"""
+    bandwidth: tuple[str, ...] = ("1gbit", "500mbit", "200mbit")
+    """bandwidths of each worker's link"""
+    confirm: tuple[str, ...] = ("power_sgd_rank_4_start_2", "ddp_fp16")
+    """methods that also train over the slowest link, up to the target"""
+    workers: int = 4
+    """number of workers, each a process"""
+    seeds: int = 3
+    """seeds, each with a round of step times"""
+    steps: int = 120
+    """training steps of a run"""
+    points: int = 10
+    """evaluations of a run"""
+    learning_rates: tuple[float, ...] = (0.00025, 0.0005, 0.001, 0.002)
+    """the first grid"""
+    trials: int = 4
+    """learning rates that each method tries"""
+    trial_steps: int = 40
+    """training steps of a trial"""
+    timed_steps: int = 8
+    """timed steps of a measurement, at most"""
+    seconds: float = 4.0
+    """time limit of a measurement of steps"""
+    attempts: int = 2
+    """attempts at a measurement; the last one counts"""
+    record: str = "loss"
+    """the record folder is <date>_NAME; none writes no record"""
+    records: str = "runs"
+    """folder in which the record folder is created"""
+    resume: str | None = None
+    """the folder of an interrupted record, which is continued"""
 
     def before_jax(self) -> None:
-        """Moves this process to a private network, which requires a single thread."""
-        from experiments.lab.isolation import isolate
-
+        """Moves this process to a private network."""
         isolate()
 
 
-def slowest(config: Loss) -> str:
-    """The name of the slowest link."""
-    return min(config.bandwidth, key=bits_per_second)
+def methods(config: LossConfig) -> tuple[str, ...]:
+    """The methods of a config; by default without those of PyTorch if it is not installed."""
+    ours = [name for name in METHODS if name not in PEERS or has_torch()]
+    return expand(config.methods or ours, (*LABELS, *PEERS))
 
 
-def _trained(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """The runs that trained on unshaped links, by method and seed."""
-    return {
-        (run["method"], run["seed"]): run
-        for run in of_kind(rows, "run")
-        if "trained_seconds" in run
-    }
+def settings(config: LossConfig) -> list[Setting]:
+    """Every method on every link; first the unshaped one, where methods train.
+
+    Raises:
+      ExperimentError: If an option is invalid, or PyTorch is required and not installed.
+    """
+    if config.workers < 2:
+        raise ExperimentError("--workers must be at least 2.")
+    names = methods(config)
+    for name in names:
+        if name in PEERS:
+            require_torch()
+        elif find(name).own_parameters or find(name).clusters:
+            raise ExperimentError(
+                f"--methods has {name}, whose workers have no common parameters or need clusters; "
+                "the study of time to a loss evaluates one set of parameters."
+            )
+    for name in {*config.confirm} - PEERS.keys():
+        find(name)  # A method that does not train is ignored, an unknown one is an error.
+    if not {"ddp", "mean"} & {*names}:
+        raise ExperimentError("--methods needs ddp or mean, whose loss defines the target.")
+    links = {link: bits_per_second(link) for link in (UNSHAPED, *config.bandwidth)}
+    return [{"link": link, "method": name} for link in links for name in names]
 
 
-def _training_of(trained: Mapping[tuple[str, int], Row], method: str, seed: int) -> Row | None:
-    return trained.get((trained_as(method, {name for name, _ in trained}), seed))
+def trains(config: LossConfig, setting: Setting) -> bool:
+    """Whether a setting is a training; otherwise it only has step times."""
+    name = setting["method"]
+    return setting["link"] == UNSHAPED and name == trained_as(name, methods(config))
+
+
+def grid(config: LossConfig, setting: Setting) -> Mapping[str, Any] | None:
+    """The learning rates of a training; None for step times."""
+    rates = tuple(sorted({*config.learning_rates}))
+    return {"learning_rate": (rates,)} if trains(config, setting) else None
+
+
+@functools.cache
+def lab_of(config: LossConfig) -> Lab:
+    """The workers, which stay for all trainings and measurements."""
+    return Lab(config, "transformer", "adam")
+
+
+def train(config: LossConfig, setting: Setting) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    """The trainer of one method on one link."""
+    name, link, lab = setting["method"], Link(setting["link"]), lab_of(config)
+
+    def trainer(
+        setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
+    ) -> Iterator[Mapping[str, Any]]:
+        def curve(steps: int, every: int, **options: str) -> Mapping[str, Any]:
+            lab.network.shape(link)
+            return lab.group(name).ask(
+                "train",
+                seconds=TRAINING_SECONDS,
+                method=name,
+                learning_rate=parameters["learning_rate"],
+                steps=steps,
+                seed=seed,
+                evaluate_every=every,
+                **options,
+            )[0]
+
+        if validation:
+            tried = curve(config.trial_steps, config.trial_steps, split="validation")
+            yield {"validation_loss": tried["evaluated"][-1]}
+            return
+        found = {}
+        if trains(config, setting):
+            done = curve(config.steps, max(1, config.steps // config.points))
+            for step, loss in zip(done["steps"], done["evaluated"], strict=True):
+                yield {"step": step, "held_out": loss}
+            found = {"held_out": loss, "trained_seconds": done["seconds"][-1]}
+        found |= lab.time_steps(name, link, config.timed_steps)
+        if link.rate != UNSHAPED:
+            found["megabits"] = bits_per_second(link.rate) / 1e6
+        if steps := parameters.get("confirmed_steps"):
+            done = curve(steps, steps)
+            found["confirmed_seconds"] = done["seconds"][-1]
+            found["confirmed_loss"] = done["evaluated"][-1]
+        yield found
+
+    return trainer
 
 
 def reference_of(runs: Sequence[Row]) -> str:
@@ -113,42 +198,49 @@ def reference_of(runs: Sequence[Row]) -> str:
 
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds the curves on every link, and the steps and the seconds to the target."""
-    trained, runs, curves = _trained(rows), [], []
+    runs = of_kind(rows, "run")
+    trained = {(run["method"], run["seed"]): run for run in runs if "trained_seconds" in run}
+    methods = {method for method, _ in trained}
     points = grouped(of_kind(rows, "point"), ("method", "seed"))
-    for run in of_kind(rows, "run"):
-        training = _training_of(trained, run["method"], run["seed"])
-        if training is None:
+    derived = []
+    of_links = []
+    for run in runs:
+        own = trained_as(run["method"], methods), run["seed"]
+        if own not in trained:
             continue
-        held_out, rate = training["held_out"], training["learning_rate"]
-        runs.append({**run, "held_out": held_out, "learning_rate": rate})
-        curves += [
-            {**point, "link": run["link"], "method": run["method"],
-             "seconds": point["step"] * run["milliseconds"] / 1e3}
-            for point in points[training["method"], run["seed"]]
+        keys = {name: run[name] for name in ("link", "method")}
+        derived += [
+            {**point, **keys, "seconds": point["step"] * run["milliseconds"] / 1e3}
+            for point in points[own]
             if point["step"] > 0
-        ]  # fmt: skip
-    reference = {"method": reference_of(runs)}
-    needs = ("step", "seconds")
+        ]
+        derived.append(
+            {**run, **{name: trained[own][name] for name in ("held_out", "learning_rate")}}
+        )
+        if "megabits" in run:
+            names = ("link", "method", "seed", "megabits", "milliseconds")
+            of_links.append({**{name: run[name] for name in names}, "kind": "point"})
     found = targets.add_targets(
-        [*curves, *runs], ("link",), reference, "held_out", needs,
-        interpolated=True, part=TARGET_PART,
-    )  # fmt: skip
-    of_links = [
-        {**{name: run[name] for name in ("schema", "link", "method", "seed")}, "kind": "point",
-         "megabits": run["megabits"], "milliseconds": run["milliseconds"]}
-        for run in runs
-        if "megabits" in run
-    ]  # fmt: skip
+        derived,
+        ("link",),
+        {"method": reference_of(of_kind(derived, "run"))},
+        "held_out",
+        ("step", "seconds"),
+        interpolated=True,
+        part=TARGET_PART,
+    )
     return [*found, *of_links, *of_kind(rows, "trial")]
 
 
-def inputs(config: Loss, rows: Sequence[Row], setting: Setting, seed: int) -> Mapping[str, Any]:
+def inputs(
+    config: LossConfig, rows: Sequence[Row], setting: Setting, seed: int
+) -> Mapping[str, Any]:
     """The learning rate and the number of steps of a training over the slowest link.
 
     They are those that the method needed on unshaped links with the last seed.
     """
-    method = setting["method"]
-    is_slowest = UNSHAPED != setting["link"] == slowest(config)
+    link, method = setting["link"], setting["method"]
+    is_slowest = UNSHAPED != link == min(config.bandwidth, key=bits_per_second)
     if not is_slowest or method not in config.confirm or seed != config.seeds - 1:
         return {}
     (run,) = (
@@ -226,23 +318,21 @@ def fastest_takes(limit: float, theirs: Sequence[str]) -> Judge:
 
     def findings(results: Results) -> list[Finding]:
         found = []
-        shaped = [line.group for line in results.lines if line.group.keys["link"] != UNSHAPED]
-        for link in dict.fromkeys(group.keys["link"] for group in shaped):
-            here = {g.keys["method"]: g for g in shaped if g.keys["link"] == link}
-            ours = targets.fastest([here[n] for n in here if n not in PEERS], "seconds")
-            beside = targets.fastest([here[n] for n in here if n in theirs], "seconds")
-            if ours is None or beside is None:
-                found.append(
-                    Finding(link, "not tested", "no method of one side reaches the target")
-                )
+        groups = [line.group for line in results.lines if line.group.keys["link"] != UNSHAPED]
+        for link in dict.fromkeys(group.keys["link"] for group in groups):
+            here = {g.keys["method"]: g for g in groups if g.keys["link"] == link}
+            ours = targets.fastest([here[name] for name in here if name not in PEERS], "seconds")
+            beside = targets.fastest([here[name] for name in theirs if name in here], "seconds")
+            if not (ours and beside):
+                why = "no method of one side reaches the target"
+                found.append(Finding(link, "not tested", why))
                 continue
+            judge = is_no_worse(TIME, limit, methods=ours.keys, reference=beside.keys, log=True)
             names = ours.keys["method"], beside.keys["method"]
-            judge = is_no_worse(
-                TIME, limit, methods={"link": link, "method": names[0]},
-                reference={"method": names[1]}, log=True,
-            )  # fmt: skip
-            (finding,) = judge(results)
-            found.append(finding._replace(where=f"{link}, {names[0]} against {names[1]}"))
+            found += [
+                each._replace(where=f"{link}, {names[0]} against {names[1]}")
+                for each in judge(results)
+            ]
         return found
 
     return findings
@@ -268,7 +358,7 @@ CLAIMS = (
                 reference={"method": f"ddp_power_sgd_{rank}"}, log=True,
             ),
         )
-        for rank in RANKS
+        for rank in (1, 2, 4)
     ),
     Claim(
         "A training over the slowest link takes its steps times the measured step time, within "
@@ -291,8 +381,8 @@ def prose(results: Results) -> list[str]:
     ]
     return [
         f"{config.workers} processes of one machine train a decoder-only transformer of bytes with "
-        f"3.3 million parameters. Each has {config.threads} compute "
-        f"thread{'s' * (config.threads > 1)} and a network namespace, whose link a token bucket "
+        "3.3 million parameters. Each has 1 compute thread and a network namespace, whose link a "
+        "token bucket "
         "(`tc tbf`) limits in both directions. All methods train with Adam (β 0.9 and 0.999, ε "
         "1e-8, a constant learning rate), from the same weights and with the same batches per "
         "seed: 4 windows of 64 bytes per worker and step. Losses are in nats per byte.",
@@ -303,7 +393,7 @@ def prose(results: Results) -> list[str]:
         "Learning rates are chosen by the loss on 128 windows of a validation split after "
         f"{config.trial_steps} steps. Batches contain neither split. The first learning rates are "
         f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}. Every method tries "
-        f"{config.trials} rates, and at most {EXTENSIONS} more if the best is an end. All other "
+        f"{config.trials} rates, and more while the best is an end. All other "
         "options have their defaults.",
         readme.TUNING,
         (
@@ -325,7 +415,7 @@ def prose(results: Results) -> list[str]:
         "link, paired: each seed has a round in which all methods are measured in turn. A "
         f"measurement is the median of at most {config.timed_steps} steps. It follows a "
         "measurement of a control that does not communicate, and precedes another one. If the "
-        f"two controls differ by more than {100 * config.drift:.0f} %, the measurement is "
+        f"two controls differ by more than {100 * DRIFT:.0f} %, the measurement is "
         f"repeated. After {config.attempts} rejection{'s' * (config.attempts > 1)} the last one "
         f"counts: {unsteady} of {len(runs)} measurements.",
         *(["Trainings over a shaped link, with wall-clock time: " + "; ".join(confirmations) + "."]
@@ -344,8 +434,8 @@ def prose(results: Results) -> list[str]:
 
 
 STYLE = marked_style("mean", [*PEERS])
-STUDY = Study(
-    "loss", Loss, late("loss.settings"), late("loss.train"), TABLE, prose,
+LOSS = Study(
+    "loss", LossConfig, settings, train, TABLE, prose,
     (
         Lines(file="loss_against_seconds.png", caption="Held-out loss against seconds",
               by="method", across=("link",), x=(Axis("seconds", "seconds"),),
@@ -356,7 +446,7 @@ STUDY = Study(
               y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0),
               style=STYLE, banded=lambda name: False),
     ),
-    CLAIMS, grid=late("loss.grid"), interleaved=True, derive=derive, inputs=inputs,
-    budget=lambda config: Budget(config.trials, extensions=EXTENSIONS),
+    CLAIMS, grid=grid, interleaved=True, derive=derive, inputs=inputs,
+    budget=lambda config: Budget(config.trials),
     headline=("held_out", "milliseconds"),
 )  # fmt: skip

@@ -1,64 +1,79 @@
 """How much time does training without waiting for slow workers save?"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import datetime
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from experiments.cli import options
-from experiments.cli.options import fraction, option, positive_integer, positive_number
+import jax
+import numpy as np
+
+from experiments.errors import ExperimentError, select
+from experiments.studies import _events as events
+from experiments.studies import _windows as windows
+from experiments.studies._events import STRATEGIES
+from experiments.studies._windows import (
+    FORMS,
+    MAX_MINIBATCHES,
+    METHODS,
+    SLOW_WORKER,
+    SPEEDS,
+    WORKERS,
+)
 from experiments.study import targets
-from experiments.study.claims import Claim, Results
-from experiments.study.columns import SEEDS, Column, Table, key
-from experiments.study.figure import Lines
-from experiments.study.groups import (
+from experiments.study.claims import (
+    Claim,
+    Results,
+    is_better,
+    is_equivalent,
+    is_no_worse,
+)
+from experiments.study.plot import COLORS, Axis, Lines
+from experiments.study.record import Row
+from experiments.study.run import (
+    CLAIMS,
+    FIGURES,
+    PROVENANCE,
+    TABLE,
+    TUNING,
+    Setting,
+    Study,
+    Trainer,
+)
+from experiments.study.table import (
+    SEEDS,
+    Column,
+    Table,
     compared_with,
     difference,
+    fact_table,
+    key,
     mean_of,
     spread,
-    tuned,
     tuned_beside,
 )
-from experiments.study.judges import is_better, is_equivalent, is_no_worse
-from experiments.study.late import late
-from experiments.study.panels import COLORS, Axis
-from experiments.study.readme import CLAIMS, FIGURES, PROVENANCE, TABLE, TUNING
-from experiments.study.search import Axis as Values
-from experiments.study.search import Budget, Grid
-from experiments.study.signs import describe_signs
-from experiments.study.study import Study
-from experiments.study.tidy import Row
+from experiments.study.tuning import Budget, Grid, Values
+from experiments.tasks.data import Dataset
+from experiments.tasks.task import Task
 
 KEYS = ("dataset", "speeds", "method", "form")
-WINDOWS = ("all_reduce", "local_sgd", "dpsgd", "matcha")
 NAMES = {"all_reduce": "SGD", "dpsgd": "D-PSGD", "matcha": "MATCHA"}
-EVENTS = {
-    "bulk_synchronous": "synchronous SGD of the event engine",
-    "synchronous_server": "synchronous SGD through a server",
-    "backup_workers": "SGD with backup workers",
-    "stale_synchronous": "SSP",
-    "parameter_server": "asynchronous SGD",
-    "staleness_aware": "asynchronous SGD with staleness-aware rates",
-    "easgd": "EASGD",
-    "eamsgd": "EAMSGD",
-    "ad_psgd": "AD-PSGD",
-    "lag_wk": "LAG-WK",
-    "laq": "LAQ",
-    "asy_lpg": "AsyLPG",
-    "decoupled_diloco": "Decoupled DiLoCo",
-}
-METHODS = (*WINDOWS, *EVENTS)
-FORMS = {"blocking": "--", "abort_new_time": "-.", "abort_same_time": "-", "finish_late": ":"}
-LINES = {
-    **{f"{method} {form}": {"color": COLORS[number], "linestyle": line}
-       for number, method in enumerate(WINDOWS) for form, line in FORMS.items()},
-    **{f"{method} events": {"color": COLORS[number % 7], "linestyle": ("-", "--")[number // 7]}
-       for number, method in enumerate(EVENTS)},
-}  # fmt: skip
-BLOCKING = {"form": "blocking"}
+BLOCKING, EVENTS, BY_LABEL = {"form": "blocking"}, "events", "digits_by_label"
 ALL_REDUCE = {"method": "all_reduce", **BLOCKING}
-SYNCHRONOUS = {"method": "synchronous_server", "form": "events"}
+SYNCHRONOUS = {"method": "synchronous_server", "form": EVENTS}
 TIME = "seconds_to_target"
-DERIVED = ("strategy", "family")
+SPEEDS_OF = {  # Text takes longer to train. By label, it matters which worker is always slow.
+    "digits": ("3:1", "exponential", "pareto", "sleep", "delay", "dead_slow"),
+    BY_LABEL: ("3:1", "dead_slow"),
+    "text": ("3:1", "pareto", "delay"),
+}
+TEXT_EXAMPLES = 8192  # The most for training, since each step orders the shards again.
+SCORED_EXAMPLES = 400  # The most of the text, and of the shard of the slow worker.
+TEXT_SECONDS = 0.75  # Over those of the digits.
+FIRST_LOG = 0.02  # The part of a run before the first logged loss.
+REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,29 +93,71 @@ class Stragglers:
     paper of non-blocking SGD claims up to half.
     """
 
-    seeds: int = options.seeds_option()
-    trials: int = option(10, "points that the tuning of a setting tries", positive_integer)
-    trial_seeds: int = option(1, "seeds of a trial", positive_integer)
-    trial_part: float = option(0.5, "simulated time of a trial, as a part of a run's", fraction)
-    seconds: float = option(8.0, "simulated seconds of a run", positive_number)
-    text_seconds: float = option(6.0, "the same for the dataset text", positive_number)
-    points: int = option(32, "logged losses of a run", positive_integer)
-    minibatch_size: int = option(16, "examples per mini-batch", positive_integer)
-    datasets: tuple[str, ...] = option(("all",), "digits, digits_by_label, text, or all", many=True)
-    speeds: tuple[str, ...] = option(("all",), "such as 3:1 or dead_slow, or all", many=True)
-    methods: tuple[str, ...] = option(("all",), "such as all_reduce or easgd, or all", many=True)
-    forms: tuple[str, ...] = option(("all",), f"{', '.join(FORMS)}, events, or all", many=True)
-    minibatch_seconds: float = option(0.01, "seconds of a fast mini-batch", positive_number)
-    bandwidth: float = option(12.5e6, "bytes per second that a worker sends", positive_number)
-    latency: float = option(2e-4, "seconds of latency per message", positive_number)
-    record: str = options.record_option("stragglers")
-    records: str = options.records_option()
-    resume: str | None = options.resume_option()
+    seeds: int = 5
+    """number of seeds"""
+    trials: int = 10
+    """points that the tuning of a setting tries"""
+    trial_seeds: int = 1
+    """seeds of a trial"""
+    trial_part: float = 0.5
+    """simulated time of a trial, as a part of a run's"""
+    seconds: float = 8.0
+    """simulated seconds of a run; the text has three quarters of them"""
+    points: int = 32
+    """logged losses of a run"""
+    datasets: tuple[str, ...] = ("all",)
+    """digits, digits_by_label, text, or all"""
+    speeds: tuple[str, ...] = ("all",)
+    """such as 3:1 or dead_slow, or all"""
+    methods: tuple[str, ...] = ("all",)
+    """such as all_reduce or easgd, or all"""
+    forms: tuple[str, ...] = ("all",)
+    """blocking, abort_new_time, abort_same_time, finish_late, events, or all"""
+    record: str = "stragglers"
+    """the record folder is <date>_NAME; none writes no record"""
+    records: str = "runs"
+    """folder in which the record folder is created"""
+    resume: str | None = None
+    """the folder of an interrupted record, which is continued"""
 
 
-MINIBATCHES = {"minibatches": Values((1, 4), 1, 8)}
+def settings(config: Stragglers) -> list[Setting]:
+    """The settings of the requested datasets, speeds, methods and forms.
+
+    Raises:
+      ExperimentError: If a name is unknown, or there is no setting of all names.
+    """
+    every = {"datasets": SPEEDS_OF, "speeds": SPEEDS, "methods": {**METHODS, **STRATEGIES},
+             "forms": (*FORMS, EVENTS)}  # fmt: skip
+    datasets, speeds, methods, forms = (
+        select(getattr(config, name), [*names], f"--{name}") for name, names in every.items()
+    )
+    found = [
+        {"dataset": dataset, "speeds": speed, "method": method, "form": form}
+        for dataset in datasets
+        for speed in SPEEDS_OF[dataset]
+        for method in methods
+        for form in (windows.forms_of(method, speed) if method in METHODS else [EVENTS])
+        if speed in speeds and form in forms
+    ]
+    if not found:
+        raise ExperimentError("No requested dataset has one of the --speeds and --forms.")
+    return found
+
+
+def facts(config: Stragglers) -> list[Row]:
+    """The date and the budget of tuning. Later runs of the record may have other ones."""
+    budget = {"begun": datetime.date.today().isoformat(), "trials": config.trials,
+              "seeds_per_trial": config.trial_seeds, "part_of_the_time": config.trial_part,
+              "logged_losses": config.points}  # fmt: skip
+    places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
+    return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
+            for dataset, speeds in places]  # fmt: skip
+
+
+MINIBATCHES = {"minibatches": Values((1, 4), 1, MAX_MINIBATCHES)}
 PERIOD = {"period": Values((4, 16), 1, 64)}
-OWN: Mapping[str, Grid] = {
+OWN = {
     "local_sgd": PERIOD,
     "backup_workers": {
         "backups": Values((1, 3), 1, 6),
@@ -112,24 +169,97 @@ OWN: Mapping[str, Grid] = {
     "lag_wk": {"threshold": Values((0.1, 0.5), 0.01, 0.9)},
     "laq": {"threshold": Values((0.1, 0.5), 0.01, 0.9), "bits": Values((4, 8), 2, 16)},
     "asy_lpg": {"steps": Values((32, 128), 8, 512)},
-    "decoupled_diloco": {**PERIOD, "quorum": Values((4, 7), 1, 8)},
+    "decoupled_diloco": {**PERIOD, "quorum": Values((4, 7), 1, WORKERS)},
 }
 
 
-def grid(config: Stragglers, setting: Mapping[str, str]) -> Grid:
-    rates = Values((0.4, 1.6, 6.4) if setting["dataset"] == "text" else (0.1, 0.4, 1.6))
-    return {"learning_rate": rates, **OWN.get(setting["method"], MINIBATCHES)}
+def grid(config: Stragglers, setting: Setting) -> Grid:
+    rates = (0.4, 1.6, 6.4) if setting["dataset"] == "text" else (0.1, 0.4, 1.6)
+    return {"learning_rate": Values(rates), **OWN.get(setting["method"], MINIBATCHES)}
+
+
+@functools.cache
+def load(dataset: str) -> tuple[Task, Task]:
+    """The task of a dataset, and that of trials, whose test set is a held-out part."""
+    if dataset != "text":
+        task = Task("digits")
+        return task, task.hold_out()
+    task = Task("text", window=16, scored_examples=SCORED_EXAMPLES)
+    found = task, task.hold_out()
+    most = (TEXT_EXAMPLES, TEXT_EXAMPLES, SCORED_EXAMPLES, SCORED_EXAMPLES)
+    for each in found:
+        arrays = zip(each.dataset, most, strict=False)
+        each.dataset = Dataset(*[x[:: math.ceil(len(x) / size)] for x, size in arrays])
+    return found
+
+
+def make_shards(task: Task, seed: int, by_label: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Equal shards of the training set, [workers, examples, ...], random or sorted by label."""
+    inputs, labels = task.dataset.train_inputs, task.dataset.train_labels
+    each = len(inputs) // WORKERS
+    order = np.random.default_rng(seed).permutation(len(inputs))[: each * WORKERS]
+    if by_label:
+        order = order[np.argsort(labels[order], kind="stable")]
+    order = order.reshape(WORKERS, each)
+    return inputs[order], labels[order]
+
+
+def duration(config: Stragglers, setting: Setting) -> float:
+    """The simulated seconds of a run.
+
+    They are the same for all methods. Only methods that wait for all workers take longer if the
+    slowdown is above that of 3:1, by the ratio of the two. So they take the same number of steps.
+    """
+    method, form, slowdown = setting["method"], setting["form"], SPEEDS[setting["speeds"]].slowdown
+    waits = FORMS[form].waits if form in FORMS else STRATEGIES[method].waits
+    longer = max(1.0, slowdown / REFERENCE_SLOWDOWN) if waits else 1.0
+    return config.seconds * (TEXT_SECONDS if setting["dataset"] == "text" else 1.0) * longer
+
+
+def train(config: Stragglers, _: Setting) -> Trainer:
+    """The trainer of all settings, which share compiled programs."""
+
+    def run(setting, seed, parameters, *, validation):
+        dataset, speeds = setting["dataset"], SPEEDS[setting["speeds"]]
+        task = load(dataset)[validation]
+        shards = make_shards(task, seed, by_label=dataset == BY_LABEL)
+        seconds = duration(config, setting) * (config.trial_part if validation else 1)
+        times = np.geomspace(FIRST_LOG * seconds, seconds, config.points)
+        family = windows if setting["method"] in METHODS else events
+        states = family.run(setting, parameters, seed, load(dataset)[0], shards, times)
+        logged = [jax.tree.map(lambda x, n=n: x[n], states) for n in range(len(states.step))]
+        end = logged[-1]
+        if validation:
+            yield {"validation_loss": task.test_score(end.params)[0]}
+            return
+        points = [
+            {"step": each.step, "seconds": each.seconds,
+             "train_loss": task.train_score(each.params)[0],
+             "test_loss": task.test_score(each.params)[0]}
+            for each in logged
+        ]  # fmt: skip
+        yield from points
+        shard = tuple(each[SLOW_WORKER][:SCORED_EXAMPLES] for each in shards)
+        slow_loss = float(jax.jit(task.loss)(end.params, shard)) if speeds.slowdown > 1 else np.nan
+        yield {
+            **points[-1],
+            "slow_shard_loss": slow_loss,
+            "mean_staleness": end.staleness,
+            "uploads": end.uploads,
+        }
+
+    return run
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
     named = [
-        {
+        row if row["kind"] == "fact" else {
             **row,
             "strategy": f"{row['method']} {row['form']}",
-            "family": "windows" if row["form"] in FORMS else "events",
+            "family": "windows" if row["form"] in FORMS else EVENTS,
         }
         for row in rows
-    ]
+    ]  # fmt: skip
     reference = {"speeds": "3:1", **ALL_REDUCE}
     return targets.add_targets(
         named, ("dataset",), reference, "train_loss", ("seconds",), interpolated=True
@@ -140,77 +270,119 @@ TIMES = Table(
     by=KEYS,
     columns=(
         *map(key, KEYS), SEEDS,
-        Column("rate", tuned("learning_rate")),
-        Column("mini-batches", tuned("minibatches")), Column("period", tuned("period")),
-        Column("other", tuned_beside("learning_rate", "minibatches", "period", *DERIVED),
-               hidden=True),
+        Column("tuned", tuned_beside("strategy", "family")),
         Column("seconds to target", targets.needed("seconds"), ".2f"),
         Column("reached", targets.reached("seconds")),
         Column("of blocking", difference(TIME, log=True), targets.show_ratio),
         Column("of fastest blocking",
-               targets.over_fastest("seconds", [{"method": m, **BLOCKING} for m in WINDOWS]),
+               targets.over_fastest("seconds", [{"method": each, **BLOCKING} for each in METHODS]),
                targets.show_ratio),
         Column("of synchronous", compared_with(difference(TIME, log=True), **SYNCHRONOUS),
                targets.show_ratio),
-        Column("throughput", mean_of("throughput"), ".2f"),
-        Column("aborted %", mean_of("aborted"), ".0f", scale=100),
         Column("staleness", mean_of("mean_staleness", optional=True), ".1f", hidden=True),
         Column("uploads", mean_of("uploads", optional=True), ".2f", hidden=True),
-        Column("training loss", spread("train_loss"), ".3f", hidden=True),
         Column("on slow shard", spread("slow_shard_loss"), ".3f", hidden=True),
         Column("test loss", spread("test_loss"), ".3f"),
-        Column("test accuracy %", spread("test_accuracy"), ".1f", scale=100, hidden=True),
     ),
     reference=BLOCKING,
 )  # fmt: skip
 
+SIMULATED = (
+    "8 simulated workers with equal shards of the training set, and plain SGD. The shards are "
+    "random; those of `digits_by_label` are sorted by label, so that a worker has one label or "
+    "two. A mini-batch has 16 examples and takes 10 ms on a fast worker. A link sends 12,500,000 "
+    "bytes per second with 0.2 ms per message. Messages are sequential and do not overlap with "
+    "computation; their bytes are those that `wire.account` reads from the program. In a "
+    "non-blocking form, the signal of the fastest worker takes one more latency per window. All "
+    "times are simulated; none is measured."
+)
+ABOUT_EVENTS = (
+    "The methods of the form `events` have the mini-batches and their times in common with the "
+    "windows, for every seed. A message to a server and its reply take a latency each, and "
+    "their bytes over the bandwidth. Messages of several workers do not slow each other: the "
+    "server is spread over them. The neighbors of `ad_psgd` send at the same time, and the one "
+    "that is drawn does not wait. A gradient of `asy_lpg` has the time of two mini-batches, "
+    "since it is evaluated at two points. One of all examples takes the time of the others, "
+    "too, on the slowest worker, for which all wait. Options that are not tuned, such as the "
+    "elasticity of EASGD and the outer optimizer of DiLoCo, have the values that the papers "
+    "recommend. D-ADMM and its Jacobi form are not among the methods: in each event, a worker "
+    "minimizes its own loss exactly, and that of a network has no closed form. LAG-PS needs to "
+    "know how smooth the loss of each worker is."
+)
+TARGET = (
+    "With `dead_slow`, only methods that wait for all take 33 times as long: they take one step "
+    "per second, and would finish a few steps only. The target of a dataset is the mean training "
+    "loss of the tuned blocking all-reduce after half of its run, with the speeds 3:1. The rule "
+    "was stated before the runs. The end of the run would be no target: about half of the seeds "
+    "of the reference would not reach it. A run that never reaches the target, or diverges, "
+    "counts as slower than every other."
+)
+TUNED = (
+    "Each form of each method is tuned on a held-out fifth of the training set, by the loss after "
+    "a part of the simulated time: the learning rate, and the mini-batches per worker and step (1 "
+    "to 8), or the parameters of the method. All methods with the same dataset and speeds have the "
+    "same budget of tuning. A record may join runs of several dates, and have fewer points than "
+    "were logged, all of those that the target depends on among them:"
+)
+COLUMNS = (
+    "Columns: `of blocking` is the time to the target over that of the blocking form of the same "
+    "method, as a geometric mean over paired seeds with a 95 % interval; `of fastest blocking` is "
+    "over the blocking method with the least mean, and `of synchronous` over `synchronous_server`. "
+    "`staleness` is the mean number of events of other workers since a gradient began, and "
+    "`uploads` that of messages per gradient. `on slow shard` is the final training loss on the "
+    "examples of the slowest worker. ± is the standard deviation over seeds. P-values are not "
+    "corrected for the number of settings."
+)
+
 
 def prose(results: Results) -> list[str]:
-    lines, where = results.lines, ("dataset", "speeds", "method", "form")
-    signs = [
-        f"{name}, time to the target relative to the tuned blocking form, by the 95 % interval: "
-        f"{describe_signs(own, 'of blocking', where)}. Relative to half of that time, which the "
-        "paper claims to be possible for D-PSGD and MATCHA: "
-        f"{describe_signs(own, 'of blocking', where, equal=0.5)}."
-        for method, name in NAMES.items()
-        if (own := [line for line in lines if line.group.keys["method"] == method])
-    ]
-    free = [line for line in lines if line.group.keys["form"] in [*FORMS][1:]]
-    events = [line for line in lines if line.group.keys["form"] not in FORMS]
-    shown = {key for line in lines for key in line.group.keys.values()}
-    about_events = [
-        "All methods of the event engine relative to synchronous SGD through a server: "
-        f"{describe_signs(events, 'of synchronous', where[:3])}. Relative to the fastest blocking "
-        f"method: {describe_signs(events, 'of fastest blocking', where[:3])}."
-    ]
-    neglected = [e.where for e in lines if e["on slow shard"].mean > 2 * e["training loss"].mean]
-    redrawn = [e.where for e in lines if e["throughput"] > 1]
+    lines, seconds = results.lines, results.config.seconds
+    shown = {name for line in lines for name in line.group.keys.values()}
+    described = {name: each.description for names in (SPEEDS, METHODS, FORMS)
+                 for name, each in names.items()}  # fmt: skip
+    described |= {name: f"{each.name}: {each.description}" for name, each in STRATEGIES.items()}
+    described[EVENTS] = (
+        "every gradient is an event of its own, after which the method decides what it changes "
+        "and which workers go on"
+    )
     return [
-        *late("slow_workers.describe")(results.config, shown), PROVENANCE, TUNING, *signs,
-        "All non-blocking forms relative to the fastest blocking method of the same dataset and "
-        f"speeds: {describe_signs(free, 'of fastest blocking', where)}.",
-        *(about_events if events else []),
-        f"The fastest, in seconds: {targets.describe_fastest(lines, where[:2], 'seconds')}.",
-        "Settings in which the loss on the examples of the slow worker is more than twice that on "
-        f"all examples: {'; '.join(neglected) or 'none'}. Settings that finish more mini-batches "
-        "than workers that never wait, by new times for long mini-batches: "
-        f"{'; '.join(redrawn) or 'none'}.",
+        SIMULATED,
+        "Slow workers, methods and forms:",
+        "\n".join(f"- `{name}`: {text}." for name, text in described.items() if name in shown),
+        ABOUT_EVENTS if EVENTS in shown else "",
+        f"Every run takes the same simulated time, {seconds:g} seconds, or "
+        f"{TEXT_SECONDS * seconds:g} for the text. {TARGET}",
+        TUNED, fact_table(results.rows, "budget"), COLUMNS, PROVENANCE, TUNING,
+        f"The fastest, in seconds: {targets.describe_fastest(lines, KEYS[:2], 'seconds')}.",
         targets.describe_missing(lines, "dataset"), CLAIMS, TABLE, FIGURES,
     ]  # fmt: skip
 
 
-def mark(axes: Any, results: Results, keys: Mapping[str, str]) -> None:
+def mark(axes: Any, results: Results, keys: Setting) -> None:
     targets.mark(axes, results, {key: keys[key] for key in keys if key in KEYS})
 
 
-STUDY = Study(
-    "stragglers", Stragglers, late("slow_workers.settings"), late("slow_workers.train"), TIMES,
-    prose, grid=grid, derive=derive, shares=(), headline=("seconds to target", "reached"),
+def style(_: int, name: str) -> Setting:
+    """A color per method; the line is of the form, and dashed for the last methods of events."""
+    method, form = name.split()
+    number = [*METHODS, *STRATEGIES].index(method)
+    lines = {"blocking": "--", "abort_new_time": "-.", "finish_late": ":"}
+    return {"color": COLORS[number % 7], "linestyle": lines.get(form, "-" if number < 11 else "--")}
+
+
+def is_sooner(method: str, reference: Setting) -> Any:
+    """The judge of the claim that a method takes less time than the reference."""
+    return is_better(TIME, methods={"method": method}, reference=reference, log=True)
+
+
+STRAGGLERS = Study(
+    "stragglers", Stragglers, settings, train, TIMES, prose, grid=grid, derive=derive, facts=facts,
+    shares=(), headline=("seconds to target", "reached"),
     budget=lambda config: Budget(config.trials, config.trial_seeds), figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
               by="strategy", across=("speeds",), down=("dataset", "family"), center="median",
-              banded=lambda name: False, finish=finish, style=lambda number, name: LINES[name])
+              banded=lambda name: False, finish=finish, style=style)
         for column, label, finish in (("train_loss", "Training loss", mark),
                                       ("test_loss", "Held-out loss", None))
     ],
@@ -227,17 +399,17 @@ STUDY = Study(
               is_equivalent(TIME, 1.02, methods={"method": "bulk_synchronous"},
                             reference=ALL_REDUCE, log=True)),
         *[
-            Claim(f"{name[0].upper()}{name[1:]} takes less time than synchronous SGD through a "
-                  "server.",
-                  is_better(TIME, methods={"method": method}, reference=SYNCHRONOUS, log=True))
-            for method, name in [*EVENTS.items()][2:]
+            Claim(f"{strategy.name} takes less time than synchronous SGD through a server.",
+                  is_sooner(method, SYNCHRONOUS))
+            for method, strategy in [*STRATEGIES.items()][2:]
         ],
         *[
-            Claim(f"{EVENTS[method][0].upper()}{EVENTS[method][1:]} takes less time than "
-                  f"{EVENTS[other]}.",
-                  is_better(TIME, methods={"method": method}, reference={"method": other},
-                            log=True))
-            for method, other in (("staleness_aware", "parameter_server"), ("eamsgd", "easgd"))
+            Claim(f"{STRATEGIES[method].name} takes less time than {other_name}.",
+                  is_sooner(method, {"method": other}))
+            for method, other, other_name in (
+                ("staleness_aware", "parameter_server", "asynchronous SGD"),
+                ("eamsgd", "easgd", "EASGD"),
+            )
         ],
     ],
 )  # fmt: skip
