@@ -7,7 +7,6 @@
   const readers = inputReaders(numbers), { advise } = costModel(numbers);
   const byId = (id) => document.getElementById(id);
   const FIELDS = ["params", "dtype", "workers", "bandwidth", "latency", "step", "sharded", "shards", "device"];
-  const ITEMSIZE = { float32: 4, bfloat16: 2 };
 
   const fixed = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
@@ -46,7 +45,7 @@
 
   // The line to paste: in `shard_local` if another axis shards the parameters.
   function lineOf(row, sharded) {
-    const plain = row.exchange === "exact"; // Its all-reduce of a leaf leaves shards in place.
+    const plain = row.steps === 1; // Its all-reduce of a leaf leaves shards in place.
     const tx = sharded && !plain ? `jaxcomm.shard_local(${row.started}, param_specs)` : row.started;
     return `tx = optax.chain(${tx}, optimizer)`;
   }
@@ -60,9 +59,10 @@
   }
 
   // What the fields of summed integers hold.
-  function levelsOf({ levels, width, workers, ofEight }) {
+  function levelsOf(workers) {
+    const { levels, widths } = numbers.levels, { width } = widths.find((each) => workers <= each.most_workers);
     const own = `Levels: global_qsgd has ${levels} in ${width} bits for each of ${workers} workers`;
-    return `${own}; bits=8 has room for ${ofEight || "none"}.`;
+    return `${own}; bits=8 has room for ${Math.floor(255 / (2 * workers)) || "none"}.`;
   }
 
   function rowOf(row, best) {
@@ -93,16 +93,16 @@
     return item;
   }
 
-  function show(found, sharded) {
-    const { rows, omitted, levels, recommended } = found;
+  function show(found, sharded, workers) {
+    const { rows, omitted, recommended } = found;
     const longest = Math.max(...rows.map((row) => row.own));
     byId("verdict").textContent = verdictOf(found);
     byId("line").textContent = lineOf(recommended, sharded);
     byId("risk").textContent = `Risk: ${recommended.risk}.`;
-    byId("levels").textContent = levelsOf(levels);
+    byId("levels").textContent = levelsOf(workers);
     filled(byId("rows"), ...rows.map((row) => rowOf(row, recommended)));
     filled(byId("timelines"), ...rows.map((row) => timelineOf(row, longest)));
-    filled(byId("omitted"), ...omitted.map(({ line, reason }) => made("li", `Omitted: ${line}: ${reason}.`)));
+    filled(byId("omitted"), ...omitted.map((each) => made("li", `Omitted: ${each.line}: more than ${fixed(each.most_params, 0)} parameters.`)));
   }
 
   function update() {
@@ -116,13 +116,13 @@
     const sharded = byId("sharded").value === "others";
     const found = advise({
       count: Math.ceil(values.params / (sharded ? values.shards : 1)),
-      itemsize: ITEMSIZE[byId("dtype").value],
+      dtype: byId("dtype").value,
       workers: values.workers,
       link: { bytesPerSecond: values.bandwidth, latency: values.latency },
       step: values.step,
       memory: numbers.devices[byId("device").value],
     });
-    show(found, sharded);
+    show(found, sharded, values.workers);
     const inputs = FIELDS.filter((name) => sharded || name !== "shards").map((name) => [name, byId(name).value]);
     history.replaceState(null, "", `#${new URLSearchParams(inputs)}`);
   }

@@ -1,67 +1,49 @@
 """The page "Should I compress?": the numbers of `advise`; use by keyboard, on any screen."""
 
-import importlib
+import itertools
 import math
 import pathlib
 import random
+import subprocess
 import sys
-from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 import jaxcomm
 from jaxcomm.advise import advise
-from jaxcomm.advise._advise import Advice, shapes_of_count
+from jaxcomm.advise._advise import NEAR, Advice, shapes_of_count
 from jaxcomm.perf import Link
 from jaxcomm.perf._link import DEVICES
 from tests.browser.page import NARROW, Page, contrast, luminance
 
 ROOT = pathlib.Path(jaxcomm.__file__).parents[1]
+TOLERANCE = 0.03  # Of what is interpolated, which the page states.
 FIELDS = ("params", "workers", "bandwidth", "latency", "step")
-MODELS, LINKS_OF_MODEL = 9, 23
-
-# Every branch of the counts: one worker; fields of 8, 10, 16 and 32 bits; a single vector; leaves
-# that are joined, and leaves that are not; exact matrices; a model that top-k is too large for.
-EDGES = [
-    (1_000_000, "float32", 1), (1_000_000, "bfloat16", 1), (7, "float32", 8), (500, "float32", 3),
-    (900_000, "bfloat16", 12), (125_000_000, "float32", 64), (3_000_000_000, "bfloat16", 4),
-    (50_000_000_000, "float32", 3000),
+# For each width of summed fields, a number of workers; and a model that top-k is too large for.
+MODELS = [
+    (10_000_000, "float32", 2), (15_000_000, "bfloat16", 5), (10_000_000, "bfloat16", 12),
+    (125_000_000, "float32", 64), (60_000_000_000, "float32", 3000),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        return importlib.import_module("answer_page")
-    finally:
-        sys.path.pop(0)
-
-
-@pytest.fixture(scope="module")
-def file(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("site") / "answer" / "index.html"
-    tool.write(path)
+    subprocess.run([sys.executable, ROOT / "tools" / "answer_page.py", path], check=True)
     return path
 
 
 def drawn_inputs() -> list[dict[str, Any]]:
     """Inputs: few models, since each is traced, with many links and step times each."""
     draw = random.Random(0)
-    models = [*EDGES]
-    while len(models) < MODELS:
-        count, dtype = round(10 ** draw.uniform(2, 9.3)), draw.choice(["float32", "bfloat16"])
-        models.append((count, dtype, round(10 ** draw.uniform(0.3, 3.5))))
+    models = [dict(zip(("count", "dtype", "workers"), model, strict=True)) for model in MODELS]
     return [
         {
-            "count": count,
-            "itemsize": jnp.dtype(dtype).itemsize,
-            "workers": workers,
+            **model,
             "link": {
                 "bytesPerSecond": 10 ** draw.uniform(6, 11),
                 "latency": draw.choice([0.0, 10 ** draw.uniform(-6, -2)]),
@@ -69,24 +51,24 @@ def drawn_inputs() -> list[dict[str, Any]]:
             "step": 10 ** draw.uniform(-3, 1),
             "device": draw.choice([*DEVICES]),
         }
-        for count, dtype, workers in models
-        for _ in range(LINKS_OF_MODEL)
+        for model in models
+        for _ in range(20)
     ]
 
 
 def by_python(given: dict[str, Any]) -> Advice:
-    dtype = {2: jnp.bfloat16, 4: jnp.float32}[given["itemsize"]]
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype),
-                          shapes_of_count(given["count"]))  # fmt: skip
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, given["dtype"]),
+        shapes_of_count(given["count"]),
+    )
     link = Link(given["link"]["bytesPerSecond"], given["link"]["latency"])
     options: Any = {"step_seconds": given["step"], "device": given["device"]}
     return advise(shapes, given["workers"], link=link, **options)
 
 
-def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None:
+def test_the_numbers_are_nearly_those_of_advise(page: Page, file: pathlib.Path) -> None:
     page.open(file)
     inputs = drawn_inputs()
-    assert len(inputs) > 200
     found = page.run(
         """const numbers = JSON.parse(document.getElementById("numbers").textContent);
         const { advise } = costModel(numbers);
@@ -96,22 +78,25 @@ def test_the_numbers_are_those_of_advise(page: Page, file: pathlib.Path) -> None
     )
     recommended = set()
     for given, seen in zip(inputs, found, strict=True):
-        expected = by_python(given)
-        lines = [row["line"] for row in seen["rows"]]
-        assert lines == [row.code for row in expected.rows], given
-        assert len(seen["omitted"]) == len(expected.assumptions) - 4
-        for row, each in zip(expected.rows, seen["rows"], strict=True):
-            by, where = row.prediction, (given, row.code)
-            exact = by.state_bytes, by.messages, row.steps, row.risk
-            assert [each[name] for name in ("state", "messages", "steps", "risk")] == [*exact], (
-                where
-            )
-            codec = each["encode"] + each["decode"]
-            numbers = [each[name] for name in ("bytes", "network", "seconds", "overlapped")]
-            close = by.bytes_per_worker, by.network_seconds, by.seconds, by.overlapped
-            assert [codec, *numbers] == pytest.approx([by.codec_seconds, *close], rel=1e-9), where
-        line = seen["recommended"]["started"]
-        assert line == expected.recommended.paste and seen["compress"] == expected.compress
+        expected, rows = by_python(given), {row["line"]: row for row in seen["rows"]}
+        assert {*rows} == {row.code for row in expected.rows}, given
+        for row in expected.rows:
+            by, each = row.prediction, rows[row.code]
+            exact = by.messages, row.steps, row.risk
+            assert (each["messages"], each["steps"], each["risk"]) == exact
+            each["codec"] = each["encode"] + each["decode"]
+            names = ("state", "codec", "bytes", "network", "seconds", "overlapped")
+            close = (by.state_bytes, by.codec_seconds, by.bytes_per_worker, by.network_seconds,
+                     by.seconds, by.overlapped)  # fmt: skip
+            for name, value in zip(names, close, strict=True):
+                slack = 100 if name == "state" else 0
+                where = given, row.code, name
+                assert each[name] == pytest.approx(value, rel=TOLERANCE, abs=slack), where
+        costs = {row.code: row.cost for row in expected.rows}
+        ranked = [costs[row["line"]] for row in seen["rows"] if row["steps"]]
+        assert all(a <= (1 + 2 * TOLERANCE) * b for a, b in itertools.pairwise(ranked)), given
+        line = seen["recommended"]["line"]
+        assert costs[line] <= (1 + TOLERANCE) * costs[expected.recommended.code] * NEAR
         recommended.add(line)
     assert len(recommended) > 3  # The inputs are not all of one kind.
 
@@ -134,18 +119,20 @@ def boxes_of(page: Page, element: WebElement) -> list[tuple[str, float, float]]:
 
 
 def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) -> None:
-    page.open(file, fragment="params=2M&workers=8&bandwidth=200Mbit&step=0.1s")
-    expected = advise(shapes_of_count(2 * 10**6), 8, link="200Mbit", step_seconds=0.1)
+    page.open(file, fragment="params=20M&workers=8&bandwidth=200Mbit&step=0.1s")
+    expected = advise(shapes_of_count(2 * 10**7), 8, link="200Mbit", step_seconds=0.1)
     assert page.texts("#verdict") == [expected.verdict]
     assert page.texts("#line") == [expected.line]
     assert page.texts("#levels") == [expected.assumptions[2]]
     cells = shown(page)
     assert len(cells) == len(expected.rows) == 8
-    for row, (method, seconds, overlapped, sent, *_) in zip(expected.rows, cells, strict=True):
+    for row, (method, *numbers, _) in zip(expected.rows, cells, strict=True):
         assert method.removesuffix(" recommended") == row.code
-        assert seconds == f"{1e3 * row.prediction.seconds:,.1f}"
-        assert overlapped == f"{1e3 * row.prediction.overlapped:,.1f}"
-        assert sent == f"{1e-6 * row.prediction.bytes_per_worker:,.1f}"
+        by = row.prediction
+        exact = 1e3 * by.seconds, 1e3 * by.overlapped, 1e-6 * by.bytes_per_worker
+        assert [float(each.replace(",", "")) for each in numbers[:3]] == pytest.approx(
+            exact, rel=TOLERANCE, abs=0.06
+        )
     assert [row[0].endswith("recommended") for row in cells].count(True) == 1
     assert "bandwidth=200Mbit" in page.driver.current_url
 
@@ -153,7 +140,7 @@ def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) 
 def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
     page.open(file)
     visited = []
-    typed = {"params": "10M", "workers": "4", "bandwidth": "200Mbit", "step": "80ms"}
+    typed = {"params": "20M", "workers": "4", "bandwidth": "200Mbit", "step": "80ms"}
     for _ in range(13):
         page.press(Keys.TAB)
         name = page.focused.get_attribute("id") or page.focused.tag_name
@@ -174,8 +161,10 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
     stages = 'jaxcomm.mean("data"), jaxcomm.power_sgd("data", rank=4)'
     tx = f"jaxcomm.shard_local(jaxcomm.warmup([{stages}], every=2), param_specs)"
     assert line == f"tx = optax.chain({tx}, optimizer)"
-    expected = advise(shapes_of_count(5 * 10**6), 4, link="200Mbit", step_seconds=0.08)
-    assert shown(page)[0][1] == f"{1e3 * expected.rows[0].prediction.seconds:,.1f}"
+    expected = advise(shapes_of_count(10**7), 4, link="200Mbit", step_seconds=0.08)
+    assert float(shown(page)[0][1]) == pytest.approx(
+        1e3 * expected.rows[0].prediction.seconds, rel=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +199,7 @@ def test_wrong_input_has_a_message_beside_its_field(
 @pytest.mark.parametrize(
     "fragment",
     [
-        "params=1&workers=1&bandwidth=1bit&latency=0s&step=1e-9s",
+        "params=1&workers=2&bandwidth=1bit&latency=0s&step=1e-9s",
         "params=1T&workers=1000000&bandwidth=1000Tbit&sharded=others&shards=1000000",
     ],
 )
