@@ -4,8 +4,8 @@
     python tools/build_site.py --collect          # only collects; needs neither Sphinx nor JAX
 
 The pages are those of `docs/`, the guides, the changelog, the examples, the records of the studies
-with their interactive reports, and the API reference (`site_api.py`). Links between
-files of the repository become links between pages; other files that a page links to are copied.
+and the API reference (`site_api.py`). Links between files of the repository become links between
+pages; other files that a page links to are copied.
 """
 
 import os
@@ -23,7 +23,6 @@ ROOT = site_api.ROOT
 SOURCE, HTML = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
 RECORDS = "experiments/records"
 ANSWER, ANSWER_SOURCE = "answer/index.html", "docs/answer/page.html"  # tools/answer_page.py
-REPORT = "report.html"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -115,28 +114,6 @@ def as_page(path: pathlib.Path) -> str:
     return text if path.suffix == ".md" else f"# {path.name}\n\n```python\n{text}```\n"
 
 
-def with_report(text: str, name: str) -> str:
-    """The page of a record, with a link to its report below its heading.
-
-    Sphinx does not know the report, so it cannot link to it.
-    """
-    heading, rest = text.split("\n", 1)
-    link = f'<a href="{name}/{REPORT}">Interactive report</a>'
-    return f"{heading}\n\n{link}: sortable tables, interactive figures and raw rows.\n{rest}"
-
-
-def write_reports(html: pathlib.Path = HTML, root: pathlib.Path = ROOT) -> int:
-    """Writes the report of every record beside its page; returns the first exit code but 0."""
-    for path in sorted((root / RECORDS).glob("*/README.md")):
-        output = html / "records" / path.parent.name / REPORT
-        output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "experiments", "report", str(path.parent)]
-        command += ["--output", str(output)]
-        if code := subprocess.run(command, cwd=ROOT, env=environment()).returncode:
-            return code
-    return 0
-
-
 def collected(root: pathlib.Path = ROOT) -> tuple[dict[str, str], set[tuple[str, str]]]:
     """The text of every page of the site, and the files that are copied beside them."""
     sites, texts, files = pages(root), made(root), set()
@@ -145,8 +122,6 @@ def collected(root: pathlib.Path = ROOT) -> tuple[dict[str, str], set[tuple[str,
             continue
         texts[site], linked = relinked(file, as_page(root / file), sites, root)
         files |= linked
-        if file.startswith(f"{RECORDS}/"):
-            texts[site] = with_report(texts[site], pathlib.PurePosixPath(site).stem)
     return {site: text + below(site, sites, text) for site, text in texts.items()}, files
 
 
@@ -179,8 +154,6 @@ def main(arguments: list[str]) -> int:
         return code
     command = [sys.executable, "tools/answer_page.py", str(HTML / ANSWER)]
     if code := subprocess.run(command, cwd=ROOT, env=environment()).returncode:
-        return code
-    if code := write_reports():
         return code
     size = sum(path.stat().st_size for path in HTML.rglob("*") if path.is_file())
     print(f"the site has {size / 1e6:.0f} MB")
