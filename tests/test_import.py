@@ -74,12 +74,10 @@ def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], 
 # Packages whose installed name is not the imported one.
 IMPORTED_AS = {
     "dm-haiku": "haiku",
-    "markdown-it-py": "markdown_it",
     "ml-dtypes": "ml_dtypes",
     "orbax-checkpoint": "orbax",
     "pillow": "PIL",
     "scikit-learn": "sklearn",
-    "vl-convert-python": "vl_convert",
 }
 
 

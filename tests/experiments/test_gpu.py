@@ -1,12 +1,10 @@
 """The kit for ten minutes with a GPU: rehearsed, continued, and what its record fills."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,12 @@ import pytest
 
 import jaxcomm
 from experiments.gpu import __main__ as kit
-from experiments.gpu import codecs, models, pages, power_sgd, step
+from experiments.gpu import measure, pages
 from jaxcomm import perf
 from pallas_kernels import _measurements
-from pallas_kernels.benchmark import ops, torch_equivalents
-from pallas_kernels.benchmark.parts import NOTHING_LEFT, Tasks, child
 from pallas_kernels.benchmark.record import Record
 
 ROOT = kit.ROOT
-TASKS: dict[str, Tasks] = {
-    **ops.TASKS,
-    codecs.NAME: codecs.tasks,
-    step.NAME: step.tasks,
-    power_sgd.NAME: power_sgd.tasks,
-}
 MEASURED = [part.name for part in kit.PARTS]
 H100 = "NVIDIA H100 80GB HBM3"
 pytestmark = pytest.mark.xdist_group("gpu")  # One process rehearses, for all tests.
@@ -50,61 +40,49 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 @pytest.mark.slow
-def test_all_parts_are_rehearsed(record: Record) -> None:
+def test_all_parts_are_rehearsed_and_advise_reads_the_calibration(record: Record) -> None:
     for part in MEASURED:
         ended, _ = record.ends(part)
         assert len(ended) == 2 and {line["kind"] for line in ended.values()} == {"done"}
     kinds = {one["kind"] for one in record.results(MEASURED)}
     assert kinds >= {"check", "time", "clocks", "codec", "batch", "step", "power_sgd"}
-    assert len([*record.folder.iterdir()]) == 4
-
-
-@pytest.mark.slow
-def test_a_second_run_measures_nothing_again(record: Record) -> None:
-    before = record.lines()
-    for part in MEASURED:
-        options = json.dumps({"rehearse": True, "most": 2})
-        until = str(time.time() + 60)
-        arguments = [part, "--record", str(record.folder), "--until", until, "--options", options]
-        assert child(TASKS, arguments) == NOTHING_LEFT
-    assert record.lines() == before
-
-
-@pytest.mark.slow
-def test_perf_and_advise_read_the_calibration(record: Record) -> None:
-    measured = perf.read_calibration(record.folder / codecs.FILE)
-    assert measured == codecs.calibration(record) and len(measured.codecs) == 2
+    measured = perf.read_calibration(record.folder / measure.CALIBRATION)
+    assert measured == measure.calibration(record) and len(measured.codecs) == 2
     params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     found = jaxcomm.advise(params, 8, link=measured.with_link("10Gbit"), step_seconds=0.1)
     assert any("2 of 8 methods were timed" in each for each in found.assumptions)
 
 
 def test_the_larger_gradients_are_calibrated(tmp_path: Path) -> None:
-    made = Record(tmp_path)
     (tmp_path / "config.json").write_text('{"device": "cpu"}')
-    for model, coordinates, seconds in (("a", 10, 1.0), ("b", 30, 2.0), ("c", 20, 3.0)):
-        about = {"method": "m", "model": model, "coordinates": coordinates}
-        results = [{"kind": "codec", **about, "per_coordinate": seconds}]
-        made.add({"kind": "done", "part": "codecs", "key": model, "results": results})
-    assert codecs.calibration(made).codecs == {"m": 2.0}
+    results = [
+        {"kind": "codec", "method": "m", "coordinates": size, "per_coordinate": size / 10}
+        for size in (10, 30, 20)
+    ]
+    Record(tmp_path).add({"kind": "done", "part": "codecs", "key": "a", "results": results})
+    assert measure.calibration(Record(tmp_path)).codecs == {"m": 3.0}
 
 
 def test_the_models_have_the_published_sizes() -> None:
-    resnet, transformer = models.resnet50(), models.transformer(models.Sizes())
-    assert len(resnet) == 161 and models.count(resnet) == 25_557_032
-    assert models.count(transformer) == 124_475_904  # GPT-2's 124,439,808, and 47 words more.
-    rows = [step._most_rows(kept=2 * 10**9, per_row=each, room=70e9) for each in (1e9, 1e12)]
+    with jax.numpy_dtype_promotion("standard"):  # For Flax.
+        found = measure.gradients(rehearse=False)
+    leaves, resnet = (jax.tree.leaves(found[name]) for name in ("transformer", "resnet50"))
+    assert len(resnet) == 161 and sum(x.size for x in resnet) == 25_557_032
+    # GPT-2's 124,439,808, and 47 words more.
+    assert sum(x.size for x in leaves) == 124_475_904 and {x.dtype.name for x in leaves} == {
+        "float32"
+    }
+    rows = [measure.most_rows(kept=2 * 10**9, per_row=each, room=70e9) for each in (1e9, 1e12)]
     assert rows == [64, 1]
 
 
 @pytest.mark.slow
 def test_the_loss_of_the_transformer_is_that_of_a_guess() -> None:
-    sizes = models.SMALL
-    batch = jnp.asarray(models.tokens(sizes, 4))
-    with jax.numpy_dtype_promotion("standard"):  # For JAX's own attention.
-        found = jax.value_and_grad(models.loss_of(sizes, "xla"))(models.weights(sizes), batch)
-    loss, gradient = found
-    assert loss == pytest.approx(np.log(sizes.words), rel=0.05)
+    model = measure.SMALL
+    batch = jax.random.randint(jax.random.key(0), (4, model.length + 1), 0, model.words)
+    with jax.numpy_dtype_promotion("standard"):  # For Flax.
+        loss, gradient = jax.value_and_grad(model.loss)(model.weights(), batch)
+    assert loss == pytest.approx(np.log(model.words), rel=0.05)
     assert all(x.dtype == jnp.float32 and jnp.any(x != 0) for x in jax.tree.leaves(gradient))
 
 
@@ -112,67 +90,56 @@ def _times_of_ops(made: Record) -> None:
     """What a session on a GPU adds to the record: times of packing, and one op that fails."""
     seconds = {"copy": 1.0, "reference": 3.0, "mosaic_gpu": 2.0, "torch": 4.0}
     for bits, size in ((4, 2**28), (4, 2**24), (4, 2**18), (8, 2**24)):
-        about = {"label": f"pack, {bits} bits", "size": size, "config": {}}
+        about = {"kind": "time", "label": f"pack, {bits} bits", "size": size, "config": {}}
         results = [
-            {"kind": "time", **about, "implementation": name, "seconds": [1e-3 * second],
-             "share_of_copy": 1 / second,
+            {**about, "implementation": name, "seconds": [1e-3 * each], "share_of_copy": 1 / each,
              "published_bytes_per_second": None if name == "torch" else 3.35e12}
-            for name, second in seconds.items()
+            for name, each in seconds.items()
         ]  # fmt: skip
         made.add({"kind": "done", "part": "times", "key": f"{about}", "results": results})
     failed = {"part": "right", "key": "k", "label": "pack, 1 bits", "implementation": "mosaic_gpu"}
-    failed |= {"size": 2**20, "config": {}, "reason": "RuntimeError: illegal address"}
-    made.add({"kind": "failed", **failed})
-
-
-@pytest.fixture
-def filled(tmp_path: Path, record: Record) -> tuple[Path, list[str]]:
-    """Pages from a record as an H100 would leave it: that of the rehearsal, and times of ops."""
-    for path in (*pages.PAGES, pages.DISPATCH):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / path).exists():
-            shutil.copy(ROOT / path, tmp_path / path)
-    folder = tmp_path / "experiments" / "records" / "gpu"
-    shutil.copytree(record.folder, folder)
-    assert pages.records(tmp_path) == {}  # A rehearsal measures nothing.
-    pages.write(tmp_path)
-    assert not (tmp_path / pages.DISPATCH).exists()
-    for name in ("metrics.jsonl", "config.json"):
-        text = (folder / name).read_text().replace('"device": "cpu"', f'"device": "{H100}"')
-        (folder / name).write_text(text.replace('"rehearse": true', '"rehearse": false'))
-    _times_of_ops(Record(folder))
-    return tmp_path, pages.write(tmp_path)
+    reason = "RuntimeError: illegal address"
+    made.add({"kind": "failed", **failed, "size": 2**20, "reason": reason})
 
 
 @pytest.mark.slow
 def test_a_record_fills_the_table_the_tables_and_the_sentence(
-    filled: tuple[Path, list[str]],
+    tmp_path: Path, record: Record
 ) -> None:
-    root, changed = filled
-    assert sorted(changed) == sorted([*pages.PAGES, pages.DISPATCH])
-    date = pages.records(root)[H100].lines()[0]["date"][:10]
+    """A record as an H100 would leave it: that of the rehearsal, and times of ops."""
+    for path in pages.PAGES:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    dispatch = tmp_path / pages.DISPATCH
+    dispatch.parent.mkdir()
+    folder = tmp_path / "experiments" / "records" / "gpu"
+    shutil.copytree(record.folder, folder)
+    assert pages.records(tmp_path) == {}  # A rehearsal measures nothing.
+    pages.write(tmp_path)
+    assert not dispatch.exists()
+    for name in ("metrics.jsonl", "config.json"):
+        text = (folder / name).read_text().replace('"device": "cpu"', f'"device": "{H100}"')
+        (folder / name).write_text(text.replace('"rehearse": true', '"rehearse": false'))
+    _times_of_ops(Record(folder))
+    pages.write(tmp_path)
+    date = pages.records(tmp_path)[H100].lines()[0]["date"][:10]
     sentence = f"{H100}: measured on {date}; no TPU has been measured."
-    for page in pages.PAGES:
-        text = (root / page).read_text()
-        assert sentence in text and pages.NONE not in text, page
-    assert f"<strong>{sentence}</strong>" in (root / "docs/answer/page.html").read_text()
-    rows = {row.op: row for row in _measurements.read(root / pages.DISPATCH)}
+    for text in ((tmp_path / page).read_text() for page in pages.PAGES):
+        assert sentence in text and pages.NONE not in text
     # The rehearsal's own sizes are below those that count; 8 bits were not timed at the smallest.
-    packed = [row for row in _measurements.read(root / pages.DISPATCH) if row.op == "pack.pack"]
-    assert [(row.size, row.implementation, row.bits) for row in packed] == [
-        (2**18, "mosaic_gpu", 4)
+    packed = [row for row in _measurements.read(dispatch) if row.op == "pack.pack"]
+    assert [(row.size, row.implementation, row.bits, row.kind, row.record) for row in packed] == [
+        (2**18, "mosaic_gpu", 4, H100, "gpu")
     ]
-    assert {row.kind for row in rows.values()} == {H100} and packed[0].record == "gpu"
-    text = (root / pages.TABLES).read_text()
-    assert f"| {H100} | pack, 4 bits | 2^28 | 2,000.0 | 33% | 50% | 25% | 6% |" in text
+    text = (tmp_path / pages.TABLES).read_text()
+    assert f"| {H100} | pack, 4 bits | 2^28 | 2,000.0 | 33% | 50% | 25% |" in text
     assert "**Not right**: pack, 1 bits, mosaic_gpu, 2^20: RuntimeError: illegal address" in text
     for words in ("| `mean` |", "rank | library", '| `jaxcomm.mean("data")` | transformer |'):
         assert words in text
-    assert pages.write(root) == []  # It is a function of the records.
-    later = root / "experiments" / "records" / "gpu_again"
-    shutil.copytree(later.with_name("gpu"), later)
+    later = folder.with_name("gpu_again")
+    shutil.copytree(folder, later)
     Record(later).add({"kind": "session", "date": "2099-01-01 00:00:00"})
-    assert "measured on 2099-01-01" in pages.sentence(pages.records(root))  # The later one counts.
+    assert "measured on 2099-01-01" in pages.sentence(pages.records(tmp_path))
 
 
 def test_the_pages_are_those_of_the_committed_records() -> None:
@@ -198,11 +165,9 @@ def test_no_page_speaks_of_measured_devices_without_the_records() -> None:
 
 def test_the_bucket_of_torch_has_the_shapes_of_pytorch() -> None:
     torch: Any = pytest.importorskip("torch", reason="no PyTorch")
-    shapes = {"kernel": (3, 3, 8, 16), "dense": (16, 10), "bias": (10,)}
-    bucket = power_sgd.Bucket(torch, shapes)
-    drawn = models.drawn(shapes)
-    kernel, dense, bias = bucket.gradients()
-    assert kernel.shape == (16, 8, 3, 3) and bias.shape == (10,)
-    np.testing.assert_array_equal(kernel.cpu(), drawn["kernel"].transpose(3, 2, 0, 1))
-    np.testing.assert_array_equal(dense.cpu(), drawn["dense"])
-    assert torch_equivalents.load(on_cpu=True) is torch
+    shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((3, 3, 8, 16), (16, 10), (10,))]
+    drawn = measure.drawn(shapes)
+    kernel, dense, bias = measure.Bucket(torch, shapes).gradients()
+    np.testing.assert_array_equal(kernel.cpu(), drawn[0].transpose(3, 2, 0, 1))
+    np.testing.assert_array_equal(dense.cpu(), drawn[1])
+    np.testing.assert_array_equal(bias.cpu(), drawn[2])

@@ -24,17 +24,15 @@ def test_a_convolution_is_that_of_flax(
     shape: tuple[int, ...], size: tuple[int, ...], options: dict[str, Any], flax: dict[str, Any]
 ) -> None:
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    product, convolution = Conv(7, size, **options), linen.Conv(7, size, **flax)
-    params = convolution.init(jax.random.key(0), x)
-    jax.tree.map(np.testing.assert_array_equal, product.init(jax.random.key(0), x), params)
+    both = Conv(7, size, **options), linen.Conv(7, size, **flax)
+    params, expected = (each.init(jax.random.key(0), x) for each in both)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
     params = jax.tree.map(lambda w: w + 0.1, params)
-    np.testing.assert_allclose(product.apply(params, x), convolution.apply(params, x), atol=1e-5)
-
-    def gradient(module: linen.Module) -> Any:
-        return jax.grad(lambda p: (module.apply(p, x) ** 2).sum())(params)
-
+    values, gradients = zip(
+        *(jax.vjp(lambda p, each=each: each.apply(p, x), params) for each in both), strict=True
+    )
+    np.testing.assert_allclose(*values, atol=1e-5)
+    (found,), (expected,) = (pull(2 * value) for pull, value in zip(gradients, values, strict=True))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3),
-        gradient(product),
-        gradient(convolution),
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), found, expected
     )

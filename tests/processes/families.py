@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomm
-from experiments.training.sharding import own_rows
+from experiments.trainer import own_rows
 from jaxcomm import gossip
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import ef21, error_feedback

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.processes.test_train import run
+from tests.processes.running import finish, start
+from tests.processes.test_train import experiments
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -29,14 +30,15 @@ SHORT = ["--batch", str(8 * max(GPUS, 1)), "--steps", "4", "--log-every", "2"]
 
 @needs_two
 def test_one_process_trains_on_all_gpus() -> None:
-    code, stdout, stderr = run("train", *SHORT, JAX_PLATFORMS="cuda")
+    code, stdout, stderr = finish(experiments("train", *SHORT, JAX_PLATFORMS="cuda"))
     assert code == 0, stderr
     assert f"{GPUS} workers on gpu" in stdout and "step 4: training loss" in stdout
 
 
 @needs_two
 def test_a_process_a_gpu() -> None:
-    shape = ["--processes", str(GPUS)]
-    code, stdout, stderr = run("launch", *shape, "--", "train", *SHORT, JAX_PLATFORMS="cuda")
+    command = ["--processes", str(GPUS), "--", "-m", "experiments", "train", "--distributed"]
+    process = start("-m", "jaxcomm.launch", *command, *SHORT, JAX_PLATFORMS="cuda")
+    code, stdout, stderr = finish(process)
     assert code == 0, stderr
     assert f"{GPUS} workers on gpu, {GPUS} processes" in stdout

@@ -1,6 +1,5 @@
-"""`launch` and `train --distributed` as a user runs them."""
+"""`train --distributed`, with and without `jaxcomm.launch`, as a user runs it."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.study.record import of_kind, read, read_environment, read_settings
 from tests.processes.running import finish, free_address, start
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -21,8 +21,10 @@ def experiments(*arguments: str, **environment: Any) -> "subprocess.Popen[str]":
     return start("-m", "experiments", *arguments, **environment)
 
 
-def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    return finish(experiments(*arguments, **environment))
+def launched(*arguments: str, processes: int = 2, devices: int = 1) -> "subprocess.Popen[str]":
+    options = ["--processes", str(processes), "--devices-per-process", str(devices)]
+    command = ["-m", "experiments", *arguments, "--distributed"]
+    return start("-m", "jaxcomm.launch", *options, "--", *command)
 
 
 def wait_for(process: subprocess.Popen, beginning: str) -> None:
@@ -32,31 +34,21 @@ def wait_for(process: subprocess.Popen, beginning: str) -> None:
     raise AssertionError(f"ended without {beginning!r}: {process.stderr.read()}")
 
 
-def read(folder: Path) -> tuple[dict, list[dict], str]:
-    rows = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return (
-        json.loads((folder / "config.json").read_text(encoding="utf-8")),
-        [json.loads(row) for row in rows],
-        (folder / "environment.txt").read_text(encoding="utf-8"),
-    )
-
-
 @pytest.mark.slow
 def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
-    shape = ["--processes", "2", "--devices-per-process", "2"]
-    code, stdout, stderr = run("launch", *shape, "--", *train, str(tmp_path / "two"))
+    code, stdout, stderr = finish(launched(*train, str(tmp_path / "two"), devices=2))
     assert (code, stderr) == (0, "")
     assert "4 workers on cpu, 2 processes" in stdout
     assert all(line.startswith("[0] ") for line in stdout.splitlines())  # The first alone speaks.
-    assert run(*train, str(tmp_path / "one"), "--devices", "4")[0] == 0
+    assert finish(experiments(*train, str(tmp_path / "one"), "--devices", "4"))[0] == 0
     (two,) = (tmp_path / "two").iterdir()  # The first alone keeps a record.
     (one,) = (tmp_path / "one").iterdir()
-    config, rows, environment = read(two)
+    config, environment = read_settings(two), read_environment(two)
     assert config["finished"] and config["distributed"]
-    assert "command: python -m experiments launch --processes 2" in environment
+    assert "command: python -m experiments train --batch 64" in environment
     assert "processes: 2" in environment and "devices: 4 x cpu" in environment
-    for row, expected in zip(rows, read(one)[1], strict=True):
+    for row, expected in zip(read(two), read(one), strict=True):
         for name in expected.keys() - {"step_milliseconds"}:
             value = expected[name]
             assert row[name] == (
@@ -66,15 +58,13 @@ def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
-    few = ["--repeats", "2", "--windows", "8", "--loss", "3"]
-    few += ["--minibatch-seconds", "0.05", "--deadline-slack", "1.2"]
-    arguments = [*few, "--log-every", "2", "--records", str(tmp_path)]
-    code, _, stderr = run("launch", "--processes", "2", "--", "pace", *arguments)
+    few = ["--seeds", "2", "--windows", "8", "--minibatch-seconds", "0.05"]
+    arguments = [*few, "--deadline-slack", "1.2", "--records", str(tmp_path)]
+    code, _, stderr = finish(launched("pace", *arguments))
     assert (code, stderr) == (0, "")
     (folder,) = tmp_path.iterdir()
-    config, rows, _ = read(folder)
-    assert config["finished"]
-    by_strategy = {(row["clock"], row["strategy"]): row for row in rows if row["kind"] == "run"}
+    assert read_settings(folder)["finished"]
+    by_strategy = {(row["clock"], row["strategy"]): row for row in of_kind(read(folder), "run")}
     assert len(by_strategy) == 4
     waiting, other = (by_strategy["wall", name] for name in ("synchronous", "non_blocking"))
     assert waiting["minibatches"] == 2 * 4 * 8
@@ -86,7 +76,7 @@ def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_signal_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     keep = ["--records", str(tmp_path), "--record", "stopped"]
-    launcher = experiments("launch", "--", "train", *ENDLESS, *keep)
+    launcher = launched("train", *ENDLESS, *keep)
     wait_for(launcher, "[0] step 4:")
     launcher.send_signal(signal.SIGINT)
     code, _, stderr = finish(launcher)
@@ -94,9 +84,10 @@ def test_a_signal_leaves_a_valid_partial_record(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGINT
     lines = stderr.splitlines()  # JAX may say that it has lost process 0.
     assert f"[0] experiments: interrupted: {folder} is a partial record." in lines
-    assert lines[-1] == "experiments: interrupted: SIGINT has stopped all processes."
-    config, rows, _ = read(folder)
-    assert not config["finished"] and rows and all(row["kind"] == "point" for row in rows)
+    assert "SIGINT has stopped all processes." in lines[-1]
+    rows = read(folder)
+    assert not read_settings(folder)["finished"]
+    assert rows and all(row["kind"] == "point" for row in rows)
 
 
 @pytest.mark.slow

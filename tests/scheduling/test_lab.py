@@ -6,18 +6,17 @@ so the link adds what the interface counted over its bandwidth. The latency of t
 
 import csv
 import statistics
-from pathlib import Path
 
 import pytest
 
 from jaxcomm.scheduling import AlphaBeta, LayerTimes, at_end_plan, timeline
+from tests.records import committed
 
-RECORDS = Path(__file__).parents[2] / "experiments" / "records"
 BANDWIDTHS = {"1gbit": 1e9 / 8, "200mbit": 2e8 / 8}
 
 
 def test_steps_of_the_lab_within_a_tenth() -> None:
-    with (sorted(RECORDS.glob("*_lab"))[-1] / "table.csv").open() as table:
+    with (committed("*_lab")[-1] / "table.csv").open() as table:
         rows = {(row["link"], row["method"]): row for row in csv.DictReader(table)}
     compute = float(rows["unshaped", "no_communication"]["milliseconds"])
     errors = {}

@@ -91,3 +91,9 @@ def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -
 def test_seconds_are_above_0() -> None:
     with pytest.raises(ValueError, match="`seconds` must be a positive number per worker"):
         deterministic([1.0, 0.0])
+
+
+def test_a_trace_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxcomm.synchronization._stragglers.MAX_TRACE_BYTES", 8)
+    with pytest.raises(ValueError, match="more than 8 bytes"):
+        recorded_times("/dev/zero")

@@ -1,17 +1,18 @@
 """Groups of two and four processes of PyTorch DDP on this machine."""
 
+import hashlib
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.cli.errors import ExperimentError
+from experiments.errors import ExperimentError
 from experiments.lab import inputs
 from experiments.lab.peers import AS_SHIPPED, require_torch
 
@@ -23,41 +24,45 @@ except ExperimentError as error:
 import torch
 
 from experiments.lab import torch_worker
-from experiments.lab.torch_models import Network
 
 ROOT = Path(__file__).parents[3]
-SYNCHRONIZED = [name for name, peer in AS_SHIPPED.items() if peer.communicates]
+RATE = 5.0
 
 
-def _free_port() -> int:
+def main(file: Path) -> None:
+    """What each process of a group runs: it writes what it has computed."""
+    worker, written = torch_worker.Worker("mlp"), {}
+    for method in AS_SHIPPED:
+        losses = worker.prepare(method, RATE)["losses"]
+        weights = [x.detach().numpy() for x in worker.prepared[method].network.parameters()]
+        written[method] = losses, hashlib.sha256(b"".join(map(bytes, weights))).hexdigest()
+    worker.prepared.clear()
+    torch.distributed.destroy_process_group()
+    file.write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ddp_is_one_process_with_the_whole_batch(workers: int, tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def group(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Any]]:
-    """The folder of a group that has ended, and what each process wrote."""
-    folder = tmp_path_factory.mktemp("group")
+        port = listener.getsockname()[1]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(sys.path[1:]),
         "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": str(request.param),
+        "WORLD_SIZE": str(workers),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(port),
     }
-    program = ["-m", "tests.experiments.lab.torch_program", str(folder)]
+    files = [tmp_path / f"{rank}.json" for rank in range(workers)]
     processes = [
         subprocess.Popen(
-            [sys.executable, *program],
+            [sys.executable, "-m", "tests.experiments.lab.test_torch_worker", str(file)],
             env={**environment, "RANK": str(rank)},
             cwd=ROOT,
             stderr=subprocess.PIPE,
         )
-        for rank in range(request.param)
+        for rank, file in enumerate(files)
     ]
     try:
         errors = [process.communicate(timeout=120)[1] for process in processes]
@@ -66,37 +71,22 @@ def group(
             process.kill()
             process.communicate()
     assert not any(process.returncode for process in processes), errors
-    return folder, [
-        json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(errors))
-    ]
-
-
-def test_replicas_are_equal_after_steps_and_hooks_differ(group: tuple[Path, list[Any]]) -> None:
-    _, written = group
-    for method in AS_SHIPPED:
-        replicas = {each[method]["weights"] for each in written}
-        assert len(replicas) == (1 if method in SYNCHRONIZED else len(written)), method
-    assert len({written[0][method]["weights"] for method in AS_SHIPPED}) == len(AS_SHIPPED)
-
-
-def test_plain_ddp_is_one_process_with_the_whole_batch(group: tuple[Path, list[Any]]) -> None:
-    folder, written = group
+    written = [json.loads(file.read_text()) for file in files]
+    weights = [{each[method][1] for each in written} for method in AS_SHIPPED]
+    assert all(len(replicas) == 1 for replicas in weights)  # of all workers
+    assert len(set.union(*weights)) == len(AS_SHIPPED)  # Hooks differ.
     read = inputs.load("mlp")
-    network = Network("mlp", read.first_weights(1))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-    for step in range(torch_worker.WARM_UP):
-        rows = [read.batch(1, worker, step) for worker in range(len(written))]
+    network = torch_worker.Network("mlp", read.first_weights(0))
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+    for step, *losses in zip(itertools.count(), *(each["ddp"][0] for each in written)):
+        rows = [read.batch(0, worker, step) for worker in range(workers)]
         loss = network(torch.from_numpy(np.concatenate(rows)))
+        np.testing.assert_allclose(np.mean(losses), loss.item(), rtol=1e-5)
         loss.backward()
-        own = [each["ddp"]["prepared"]["losses"][step] for each in written]
-        np.testing.assert_allclose(np.mean(own), loss.item(), rtol=1e-5)
         optimizer.step()
         optimizer.zero_grad()
-    first, distributed = read.first_weights(1), np.load(folder / "ddp.npz")
-    for name, parameter in network.named_parameters():
-        moved = parameter.detach().numpy() - first[name]
-        largest = np.abs(moved).max()
-        assert largest > 0
-        np.testing.assert_allclose(
-            distributed[name] - first[name], moved, rtol=1e-3, atol=1e-3 * largest, err_msg=name
-        )
+    assert step == torch_worker.WARM_UP - 1
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

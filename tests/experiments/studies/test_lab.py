@@ -1,9 +1,9 @@
-"""The slow-network lab: its network and its workers."""
+"""The slow-network lab: its network, its workers and its measurements."""
 
+import gzip
 import importlib.metadata
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,22 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from experiments.cli.errors import ExperimentError
-from experiments.lab import serve
+from experiments.errors import ExperimentError
 from experiments.lab.methods import LABELS, find
-from experiments.lab.network import Link, bits_per_second
-from experiments.lab.peers import METHODS as PEERS
-from experiments.studies.lab import Lab, parse_bandwidth
-from experiments.training.lab import (
-    Limits,
-    labels,
-    links,
-    milliseconds_of,
-    settings,
-    steps_of,
-)
+from experiments.lab.network import bits_per_second
+from experiments.lab.peers import PEERS, TORCH
+from experiments.lab.processes import milliseconds_of
+from experiments.lab.worker import BaseWorker
+from experiments.studies.lab import LabConfig, labels, operations, settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,16 +29,56 @@ def test_measurements_are_whole_periods_of_the_slowest_worker() -> None:
     answers = [{"milliseconds": [1.0, 9.0, 2.0, 8.0]}, {"milliseconds": [2.0, 2.0, 20.0, 2.0]}]
     assert milliseconds_of(answers, 1) == (9 + 8) / 2
     assert milliseconds_of(answers, 2) == (5 + 11) / 2
-    limits = Limits(steps=10, seconds=4.0, drift=0.05, attempts=4)
-    assert steps_of(limits, 1, 0.1) == 10
-    assert steps_of(limits, 1, 9.0) == 1
-    assert steps_of(limits, 8, 0.1) == 8
-    assert steps_of(limits, 8, 9.0) == 8
 
 
-def test_presets_and_links() -> None:
-    config = Lab(bandwidth=("1gbit",), between=("20mbit",), methods=("mean", "hierarchical"))
-    assert links(config) == [Link(), Link("1gbit"), Link("20mbit", 2)]
+class FakeWorker(BaseWorker):
+    """A worker that is its own replica, and whose evaluated losses are given."""
+
+    rank, workers = 0, 1
+
+    def __init__(self, *losses: float):
+        self.losses, self.done = iter(losses), []
+        self.inputs = self
+        self.held_out = np.zeros(4)
+        self.replica = lambda *_: self
+        self.batch = lambda replica, seed, number: number
+        self.total = lambda value: value
+
+    def step(self, batch: int) -> float:
+        self.done.append(batch)
+        return float(batch)
+
+    def loss(self, rows: np.ndarray) -> float:
+        return next(self.losses)
+
+
+def test_evaluations_precede_and_follow_training() -> None:
+    worker = FakeWorker(3.0, 2.0, 1.0)
+    curve = worker.train("mean", 0.1, steps=5, seed=0, evaluate_every=3)
+    assert worker.done == [0, 1, 2, 3, 4] and curve["losses"] == [0, 1, 2, 3, 4]
+    assert curve["steps"] == [0, 3, 5] and curve["evaluated"] == [3, 2, 1]
+    assert 0 == curve["seconds"][0] < curve["seconds"][1] < curve["seconds"][2]
+    for loss in (np.nan, np.inf):  # Training ends when it diverges.
+        curve = FakeWorker(1.0, loss, 1.0).train("mean", 0.1, 50, 0, 10)
+        assert curve["steps"] == [0, 10] and len(curve["losses"]) == 10
+
+
+def test_operations_are_summed_over_threads_without_those_inside(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": took, "args": {"hlo_op": name}}
+        for name, begin, took, thread in (("call", 0, 8, 0), ("dot", 1, 3, 0), ("dot", 2, 5, 1))
+    ]
+    events += [
+        {"ph": "X", "pid": 1, "tid": 0, "ts": 20, "dur": 5, "name": "host"},
+        {"ph": "M", "pid": 1, "name": "thread_name", "args": {"name": "main"}},
+    ]
+    file = tmp_path / "kept.trace.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert operations(file) == {"dot": 8, "call": 5}
+
+
+def test_methods_and_links() -> None:
+    config = LabConfig(bandwidth=("1gbit",), between=("20mbit",), methods=("mean", "hierarchical"))
     assert [tuple(each.values()) for each in settings(config) if each["method"] != "mean"] == [
         ("unshaped", "no_communication"),
         ("unshaped", "hierarchical"),
@@ -52,156 +86,122 @@ def test_presets_and_links() -> None:
         ("2 clusters, 20mbit", "no_communication"),
         ("2 clusters, 20mbit", "hierarchical"),
     ]
-    assert {*LABELS} <= {*labels(Lab(methods=("all",)))}
+    assert {*LABELS} <= {*labels(LabConfig(methods=("all",)))}
     for label in LABELS:
         assert find(label).period >= 1
 
 
 def test_a_bandwidth_is_what_tc_reads() -> None:
-    assert parse_bandwidth("1.5gbit") == "1.5gbit" and bits_per_second("1.5gbit") == 1.5e9
+    assert bits_per_second("1.5gbit") == 1.5e9
     for text in ("200mb", "0mbit", "-1gbit", ""):
-        with pytest.raises(ValueError, match="a bandwidth is a number with kbit, mbit or gbit"):
-            bits_per_second(text)
+        with pytest.raises(ExperimentError, match="a bandwidth is a number with kbit, mbit or"):
+            settings(LabConfig(methods=("mean",), bandwidth=(text,)))
 
 
-def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_is_missing_or_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
+    for version, found in ((absent, "none"), (lambda name: "2.9.1+cpu", "2.9.1")):
+        monkeypatch.setattr("importlib.metadata.version", version)
+        with pytest.raises(ExperimentError, match=rf"found {found}.* pip install 'jaxcomm\[peers"):
+            settings(LabConfig(methods=("ddp",)))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{TORCH}+cpu")
+    assert settings(LabConfig(methods=("ddp",)))
     monkeypatch.setattr("importlib.metadata.version", absent)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ExperimentError, match=r"jaxcomm\[peers\]"):
-        settings(Lab(methods=("ddp",), rounds=1))
-    assert not {*labels(Lab())} & {*PEERS}
+    assert not {*labels(LabConfig())} & {*PEERS}
 
 
-def test_the_counter_of_the_interface_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "COUNTERS", tmp_path)
-    assert serve.bytes_sent() is None
-    (tmp_path / "tx_bytes").write_text("123\n")
-    assert serve.bytes_sent() == 123
-
-
-def in_the_lab(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process that may change its namespaces."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
+def in_the_lab(program: str) -> str:
+    """What a program prints in a private network; skips where the machine does not permit one."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from experiments.lab.network import *\nisolate()\n{program}"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path[1:]))},
         capture_output=True,
         text=True,
-        check=False,
-        **options,
     )
+    if "network namespaces are not permitted here" in done.stderr:
+        pytest.skip("no network namespaces")
+    assert not done.returncode, done.stderr
+    return done.stdout
 
 
-def is_permitted() -> bool:
-    """Whether this machine permits the lab's namespaces."""
-    done = in_the_lab("from experiments.lab.isolation import isolate; isolate()")
-    assert not done.returncode or "LabError" in done.stderr
-    return done.returncode == 0
-
-
-NETWORK = """
-import json
-from experiments.lab.isolation import isolate, run
-from experiments.lab.network import Link, Network
-
-isolate()
+NETWORK = r"""
+ends = (("worker0", "eth0"), ("switch", "port3"), ("switch", "trunk0"))
 network = Network(4)
-
-def state():
-    shaped = {device: "tbf" in run("tc", "-n", space, "qdisc", "show", "dev", device)
-              for space, device in (("worker0", "eth0"), ("switch", "port3"), ("switch", "trunk0"))}
-    rate = run("tc", "-n", "worker0", "qdisc", "show", "dev", "eth0")
-    port = run("ip", "-n", "switch", "link", "show", "port3")
-    return {"shaped": shaped, "rate": rate, "port": port}
-
-states = [state()]
-for link in (Link("200mbit"), Link("50mbit", 2), Link()):
+for link in (Link(), Link("200mbit"), Link("50mbit", 2), Link()):
     network.shape(link)
-    states.append(state())
-print(json.dumps({"states": states, "names": run("ip", "netns", "list")}))
+    shown = (run("tc", "-n", space, "qdisc", "show", "dev", device) for space, device in ends)
+    rates = [found[1] if (found := re.search(r"rate (\S+)", each)) else "-" for each in shown]
+    bridge, = re.findall("bridge.", run("ip", "-n", "switch", "link", "show", "port3"))
+    print(*rates, bridge)
 """
 
 
 def test_links_are_shaped_and_nothing_remains() -> None:
     before = {path.name for path in Path("/run/netns").glob("*")}
-    done = in_the_lab(NETWORK)
+    assert in_the_lab(NETWORK).splitlines() == [
+        "- - - bridge0",
+        "200Mbit 200Mbit - bridge0",
+        "- - 50Mbit bridge1",
+        "- - - bridge0",
+    ]
     assert {path.name for path in Path("/run/netns").glob("*")} == before
-    if done.returncode:  # Without the rights, the error is one line with the remedy.
-        assert not is_permitted(), done.stderr
-        assert "network namespaces are not permitted here" in done.stderr
-        return
-    found = json.loads(done.stdout)
-    plain, flat, clusters, again = found["states"]
-    assert not any(plain["shaped"].values()) and plain["shaped"] == again["shaped"]
-    assert flat["shaped"] == {"eth0": True, "port3": True, "trunk0": False}
-    assert "rate 200Mbit" in flat["rate"]
-    assert clusters["shaped"] == {"eth0": False, "port3": False, "trunk0": True}
-    assert "bridge0" in flat["port"] and "bridge1" in clusters["port"]
-    assert re.findall(r"worker\d", found["names"])
 
 
 DEATH = """
-import os, signal
-from experiments.lab.isolation import isolate
-from experiments.lab.network import Network
+import signal
 from experiments.lab.processes import Group
 
-isolate()
 Network(2)
-group = Group("jax", 2, 1, {"model": "mlp", "seed": 0}, keeps_memory=True, port=1234)
-pids = [process.pid for process in group._processes]
-os.kill(pids[1], signal.SIGKILL)
+group = Group("jax_worker", 2, {"model": "mlp"})
+os.kill(group.processes[1].pid, signal.SIGKILL)
 try:
-    group.ask("prepare", method="mean", learning_rate=0.1)
-except Exception as error:
-    print(type(error).__name__, error)
-group.close()
-print([process.poll() is None for process in group._processes])
+    group.ask("prepare", method="mean")
+except LabError as error:
+    print(error)
 """
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_one_line() -> None:
-    done = in_the_lab(DEATH)
-    if done.returncode:
-        assert not is_permitted(), done.stderr
-        return
-    error, running = done.stdout.splitlines()
-    assert re.match(r"LabError worker 1 \(jax\) has ended with exit code -9", error)
-    assert running == "[False, False]"
+    assert in_the_lab(DEATH).startswith("worker 1 (jax_worker) has ended with exit code -9")
 
 
 WORDS = """
 import json
-from experiments.lab.isolation import isolate
-isolate()
-from experiments.studies.lab import Lab as Config
-from experiments.training.lab import Lab
+from experiments.lab.processes import Lab
+from experiments.studies.lab import LabConfig
 
-lab = Lab(Config(workers=2), "words")
+lab = Lab(LabConfig(workers=2), "words")
 for name in ("mean", "s2_peel", "union"):
     lab.prepare(name)
     answers = lab.measure(name, 3, 1)
     print(json.dumps([answers[0]["losses"], answers[1]["losses"], answers[0]["sent"]]))
-lab.close()
 """
 
 
 @pytest.mark.slow
 def test_methods_for_sparse_updates_take_the_same_steps() -> None:
-    done = in_the_lab(WORDS)
-    if done.returncode:
-        assert not is_permitted(), done.stderr
-        return
-    mean, *others = map(json.loads, done.stdout.splitlines())
+    mean, *others = map(json.loads, in_the_lab(WORDS).splitlines())
     for losses, others_losses, sent in others:
         assert losses == others_losses == pytest.approx(mean[0], rel=1e-4)
         assert sent < 0.7 * mean[2]
+
+
+@pytest.mark.slow
+def test_exchanges_beside_steps_take_less_time() -> None:
+    """On a link on which an exchange takes several steps, and both are the same bytes."""
+    in_the_lab("")
+    command = [sys.executable, "-m", "experiments.lab.overlap", "--rounds", "1", "--periods", "1"]
+    done = subprocess.run([*command, "--model", "transformer"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[1]: line.split()[2:] for line in done.stdout.splitlines()[1:]}
+    whole, beside = ([float(x) for x in rows[form]] for form in ("one_program", "overlapped"))
+    assert beside[0] < whole[0]
+    assert beside[2] < whole[2] / 2  # The step that begins an exchange does not wait for it.
+    assert beside[4] == pytest.approx(whole[4], rel=0.05)
 
 
 def children(pid: int) -> list[int]:
@@ -212,13 +212,11 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, signal.SIGINT, signal.SIGKILL])
 def test_a_whole_run_leaves_no_process(stop: signal.Signals | None, tmp_path: Path) -> None:
-    if not is_permitted():
-        return
+    in_the_lab("")
     options = "--methods mean --bandwidth 1gbit --workers 2 --rounds 2 --steps 1 --attempts 1"
     command = [sys.executable, "-m", "experiments", "lab", *options.split()]
-    with subprocess.Popen(
-        [*command, "--records", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    folders = ["--records", str(tmp_path / "records"), "--traces", str(tmp_path / "traces")]
+    with subprocess.Popen([*command, *folders], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if stop and "seed 0" in line:
@@ -233,5 +231,6 @@ def test_a_whole_run_leaves_no_process(stop: signal.Signals | None, tmp_path: Pa
         assert time.monotonic() < deadline
         time.sleep(0.1)
     if stop is None:
-        (folder,) = tmp_path.iterdir()
+        (folder,) = (tmp_path / "records").iterdir()
         assert "Outcome: holds in 2 of 2 settings" in (folder / "README.md").read_text()
+        assert "| total |" in (tmp_path / "traces" / "mean_1gbit.md").read_text()

@@ -1,24 +1,21 @@
 """Time to a loss: steps to the target, seconds on links, resumption, frameworks."""
 
-import dataclasses
-import importlib.util
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.cli.errors import ExperimentError
 from experiments.lab.network import Link
-from experiments.studies.loss import STUDY, Loss, confirmed, inputs, seconds_to_target, slowest
-from experiments.study import readme
-from experiments.study.command import analyze, main, read_results
-from experiments.study.tidy import make_row
-from experiments.training import loss as training
-from tests.experiments.studies.test_lab import in_the_lab, is_permitted
+from experiments.lab.peers import has_torch
+from experiments.studies import loss as study
+from experiments.studies.loss import LOSS, LossConfig, confirmed, inputs, seconds_to_target
+from experiments.study.record import make_row
+from experiments.study.run import analyze, main
+from tests.experiments.studies.test_lab import in_the_lab
 
 LINKS = {"unshaped": 1.0, "1gbit": 2.0, "200mbit": 4.0}
 # Seconds of a step on unshaped links, and the held-out losses after 10, 20, ... steps.
@@ -60,7 +57,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_seconds_are_steps_to_the_target_times_step_time() -> None:
-    lines = {line.where: line.group for line in analyze(STUDY, Loss(), rows(), "").lines}
+    lines = {line.where: line.group for line in analyze(LOSS, LossConfig(), rows(), "").lines}
     # The mean over seeds of the loss of ddp at 60 % of 70 steps is 2 * 1.001. Seed 0 is at 2.0
     # after 40 steps and at 3.0 after 30: 2.002 is between them.
     assert lines["unshaped, ddp"].runs[0]["target"] == pytest.approx(2.002)
@@ -79,7 +76,7 @@ def test_seconds_are_steps_to_the_target_times_step_time() -> None:
 
 
 def test_a_method_that_does_not_reach_the_target_takes_forever() -> None:
-    lines = {line.where: line for line in analyze(STUDY, Loss(), rows(), "").lines}
+    lines = {line.where: line for line in analyze(LOSS, LossConfig(), rows(), "").lines}
     found = confirmed(lines["200mbit, power_sgd_rank_1_start_2"].group)
     assert found == pytest.approx(1.7 / (40 * 0.04 * 1.01))
     for poor in ("power_sgd_rank_4_start_2", "ef_top_1_percent"):
@@ -89,18 +86,17 @@ def test_a_method_that_does_not_reach_the_target_takes_forever() -> None:
 
 def test_without_pytorch_the_target_is_that_of_the_mean() -> None:
     ours = [row for row in rows() if not row["method"].startswith("ddp")]
-    results = analyze(STUDY, Loss(), ours, "")
+    results = analyze(LOSS, LossConfig(), ours, "")
     assert results.lines[0].group.runs[0]["target"] == pytest.approx(2.002)
-    assert "PyTorch is not installed" in "".join(STUDY.prose(results))
+    assert "PyTorch is not installed" in "".join(LOSS.prose(results))
     never = [row for row in rows() if row["method"] not in ("mean", "power_sgd_rank_1_start_2")]
-    claimed = analyze(STUDY, Loss(), never, "").judgements[0]
-    assert claimed.summary == "not tested in 2 of 2 settings"
+    claimed = analyze(LOSS, LossConfig(), never, "").judgements[0]
+    assert "Outcome: not tested in 2 of 2 settings." in claimed.markdown
 
 
 def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
     first, second = "power_sgd_rank_1_start_2", "power_sgd_rank_4_start_2"
-    config = Loss(bandwidth=("1gbit", "200mbit"), confirm=(first, second))
-    assert slowest(config) == "200mbit"
+    config = LossConfig(bandwidth=("1gbit", "200mbit"), confirm=(first, second))
 
     def found(method: str, link: str = "200mbit", seed: int = 2) -> Mapping[str, Any]:
         return inputs(config, rows(), {"link": link, "method": method}, seed)
@@ -113,10 +109,9 @@ def test_the_steps_of_a_confirmation_are_those_to_the_target() -> None:
 class FakeLab:
     """Answers as the lab does, without processes."""
 
-    def __init__(self, config: Any, model: str, optimizer: str) -> None:
+    def __init__(self) -> None:
         self.network = self
         self.trained: list[Mapping[str, Any]] = []
-        self.left = math.inf
 
     def shape(self, link: Link) -> None:
         pass
@@ -125,8 +120,6 @@ class FakeLab:
         return self
 
     def ask(self, command: str, seconds: float, **arguments: Any) -> list[dict[str, Any]]:
-        if len(self.trained) >= self.left:
-            raise ExperimentError("the lab has ended.")
         self.trained.append(arguments)
         every, rate = arguments["evaluate_every"], arguments["learning_rate"]
         steps = [*range(0, arguments["steps"] + 1, every)]
@@ -134,74 +127,54 @@ class FakeLab:
         losses = [5 - 0.02 * step + worse for step in steps]
         return [{"steps": steps, "evaluated": losses, "seconds": [0.1 * step for step in steps]}]
 
-    def time_steps(self, method: str, link: Link, period: int, limits: Any) -> dict[str, Any]:
+    def time_steps(self, method: str, link: Link, steps: int) -> dict[str, Any]:
         return {"milliseconds": 100.0, "control": 50.0, "is_steady": True, "rejected": 0,
                 "steps": 4, "sent": 1e6, "loss": 1.0}  # fmt: skip
 
 
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLab]:
-    fake = FakeLab(None, "", "")
-    monkeypatch.setattr(training, "_lab", lambda config: fake)
-    yield fake
-
-
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_is_continued(lab: FakeLab, tmp_path: Path) -> None:
-    config = Loss(
+def test_trials_and_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = FakeLab()
+    monkeypatch.setattr(study, "lab_of", lambda config: lab)
+    config = LossConfig(
         methods=("mean", "power_sgd_rank_4_start_2"), bandwidth=("200mbit",), seeds=2, steps=100,
         records=str(tmp_path),
     )  # fmt: skip
-    lab.left = 8  # Of 12 trainings: in each of 2 rounds, 2 methods; 5 + 5 trials; 1 confirmation.
-    with pytest.raises(ExperimentError, match=r"the lab has ended\. Continue it with --resume"):
-        main(STUDY, config)
-    (folder,) = tmp_path.iterdir()
-    lab.left = math.inf
-    assert main(STUDY, dataclasses.replace(config, resume=str(folder))) == 0
-    whole = len(lab.trained)
-    main(STUDY, dataclasses.replace(config, record="again"))
-    assert len(lab.trained) == 2 * whole  # No training was repeated.
+    assert main(LOSS, config) == 0
+    assert len(lab.trained) == 2 * (4 + 2) + 1  # Trials and seeds of both methods.
     trials = [each for each in lab.trained if each.get("split") == "validation"]
     assert {(each["seed"], each["steps"]) for each in trials} == {(2, 40)}
     assert {each["learning_rate"] for each in lab.trained if "split" not in each} == {0.001}
-    (again,) = tmp_path.glob("*_again")
-    assert (folder / "metrics.jsonl").read_text() == (again / "metrics.jsonl").read_text()
-    results, text = read_results(STUDY, folder), (folder / "README.md").read_text(encoding="utf-8")
-    assert readme.write(STUDY, results) == text
-    assert "`power_sgd_rank_4_start_2` took 6.1 s for 61 steps on 200mbit" in text
+    (folder,) = tmp_path.iterdir()
+    assert "`power_sgd_rank_4_start_2` took 6.1 s for 61 steps on 200mbit" in (
+        folder / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 TRAINING = """
 import json
-from experiments.lab.isolation import isolate
-from experiments.lab.network import Network
 from experiments.lab.processes import Group
 
-isolate()
 Network(2)
 curves = {}
 for port, (framework, methods) in enumerate(METHODS.items()):
-    with Group(framework, 2, 1, {"model": "transformer", "seed": 0}, keeps_memory=True,
-               port=1234 + port) as group:
-        for method in methods:
-            for split in ("held_out", "validation"):
-                curves[method, split] = group.ask(
-                    "train", method=method, learning_rate=1e-3, steps=4, seed=3, evaluate_every=2,
-                    optimizer="adam", split=split)
+    group = Group(framework, 2, {"model": "transformer", "optimizer": "adam"}, port=1234 + port)
+    for method in methods:
+        for split in ("held_out", "validation"):
+            curves[method, split] = group.ask(
+                "train", method=method, learning_rate=1e-3, steps=4, seed=3, evaluate_every=2,
+                split=split)
 print(json.dumps([[*key, curve] for key, curve in curves.items()]))
 """
 
 
 @pytest.mark.slow
 def test_both_frameworks_train_the_same() -> None:
-    if importlib.util.find_spec("torch") is None:
+    if not has_torch():
         pytest.skip("no PyTorch")
-    methods = {"jax": ["mean", "mean_bfloat16"], "torch": ["ddp"]}
-    done = in_the_lab(f"METHODS = {methods}\n{TRAINING}")
-    if done.returncode:
-        assert not is_permitted(), done.stderr
-        return
-    curves = {(method, split): curve for method, split, curve in json.loads(done.stdout)}
+    methods = {"jax_worker": ["mean", "mean_bfloat16"], "torch_worker": ["ddp"]}
+    found = json.loads(in_the_lab(f"METHODS = {methods}\n{TRAINING}"))
+    curves = {(method, split): curve for method, split, curve in found}
     for split in ("held_out", "validation"):
         ours, theirs = (curves[method, split] for method in ("mean", "ddp"))
         for worker in ours:

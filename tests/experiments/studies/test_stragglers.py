@@ -1,153 +1,119 @@
-"""The study of stragglers: clocks, times of mini-batches, and training in all forms.
+"""The study of stragglers: clocks by hand, and laws between forms, methods and engines."""
 
-`test_straggler_events.py` has the methods of the event engine.
-"""
-
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import experiments.methods.stragglers as methods
-from experiments.methods.policies import EVENTS, STRATEGIES
-from experiments.methods.stragglers import (
-    BLOCKING,
-    FINISH_LATE,
+from experiments.studies._events import STRATEGIES, all_reduced, both_ways, through_server
+from experiments.studies._windows import (
     FORMS,
-    METHODS,
-    NEW_TIME,
+    SLOW_WORKER,
     SPEEDS,
     WORKERS,
+    Link,
     Speeds,
     forms_of,
+    program,
+    timeline,
 )
-from experiments.studies.stragglers import LINES, STUDY, Stragglers
-from experiments.training.slow_workers import (
-    BY_LABEL,
-    Trainer,
+from experiments.studies.stragglers import (
+    STRAGGLERS,
+    Stragglers,
     duration,
     load,
+    make_shards,
     settings,
+    train,
 )
-from experiments.training.timeline import Link, Timeline, timeline
-from experiments.training.windows import Program, make_shards
 from jaxcomm.synchronization import deterministic, window_batches
+from jaxcomm.synchronization.events import sent
 
-LINK = Link(all_reduce=0.004, message=0.001, signal=0.0002)
-SAME_TIME = "abort_same_time"
+LINK = Link(all_reduce=0.004, message=0.001)
+EQUAL = Speeds("", deterministic([0.01] * WORKERS))
 
 
-def clock(method: str, form: str, speeds: str, **options: Any) -> Timeline:
-    """The timeline, for 10 ms per mini-batch."""
+def clock(method: str, form: str, speeds: str, **options: Any) -> Any:
     defaults = {"seconds": 2.0, "minibatches": 4, "period": 1, "seed": 0}
-    return timeline(method, form, speeds, LINK, minibatch_seconds=0.01, **{**defaults, **options})
+    return timeline(method, form, speeds, LINK, **{**defaults, **options})
 
 
 @pytest.mark.parametrize(
     ("method", "form", "options", "seconds"),
     [
-        # Four times 30 ms on slow workers, or 10 ms on fast ones, and communication.
-        ("all_reduce", BLOCKING, {}, [0.124, 0.248]),
-        ("all_reduce", SAME_TIME, {}, [0.0442, 0.0884]),
-        ("all_reduce", FINISH_LATE, {"minibatches": 1}, [0.0142, 0.0284]),
+        # Four times 30 ms on slow workers, or 10 ms on fast ones; 0.2 ms for the signal.
+        ("all_reduce", "blocking", {}, [0.124, 0.248]),
+        ("all_reduce", "abort_same_time", {}, [0.0442, 0.0884]),
+        ("all_reduce", "finish_late", {"minibatches": 1}, [0.0142, 0.0284]),
         # The busiest worker of the graph has five neighbors, and sends to each.
-        ("dpsgd", FINISH_LATE, {}, [0.0452, 0.0904]),
+        ("dpsgd", "finish_late", {}, [0.0452, 0.0904]),
         # Workers wait at the end of a period.
-        ("local_sgd", BLOCKING, {"minibatches": 1, "period": 2}, [0.03, 0.064]),
+        ("local_sgd", "blocking", {"minibatches": 1, "period": 2}, [0.03, 0.064]),
     ],
 )
 def test_clocks_by_hand(method: str, form: str, options: Any, seconds: list[float]) -> None:
-    found = clock(method, form, "3:1", seconds=0.5, **options)
-    np.testing.assert_allclose(found.seconds[:2], seconds, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_timeline_ends_at_the_time_and_has_at_least_one_step(method: str) -> None:
-    for form in forms_of(method, "exponential"):
-        found = clock(method, form, "exponential", minibatches=2, seconds=9.0)
-        assert found.seconds[-1] <= 9.0 < found.seconds[-1] + 1
-        assert (np.diff(found.seconds) > 0).all()
-        assert (np.diff(found.window.first, axis=0) == found.window.finished[:-1]).all()
-        shorter = clock(method, form, "exponential", minibatches=2, seconds=1e-9)
-        assert len(shorter.seconds) == 1
-        assert shorter.seconds[0] == found.seconds[0]
+    _, ends = clock(method, form, "3:1", seconds=0.5, **options)
+    np.testing.assert_allclose(ends[:2], seconds, rtol=1e-5)
+    assert ends[-1] <= 0.5 and len(clock(method, form, "3:1", seconds=1e-9)[1]) == 1
 
 
 @pytest.mark.slow
 def test_a_restarted_mini_batch_keeps_its_time() -> None:
     """A worker whose mini-batch is long restarts it until a window is long enough."""
-    window = clock("all_reduce", SAME_TIME, "pareto", minibatches=1, seconds=4.0).window
-    longest: dict[tuple[int, int], float] = {}
-    for length, first, finished in zip(window.seconds, window.first, window.finished, strict=True):
-        for place, ended in zip(enumerate(first.tolist()), finished, strict=True):
+    steps, ends = clock("all_reduce", "abort_same_time", "pareto", minibatches=1, seconds=4.0)
+    window, longest = steps.window, {}
+    for step in range(len(ends)):
+        for place, ended in zip(enumerate(window.first[step]), window.finished[step], strict=True):
             before = longest.get(place, 0)
             if not ended:
-                longest[place] = max(before, length)
+                longest[place] = max(before, window.seconds[step])
             else:  # It was in no shorter window, nor aborted in one of the same length.
-                assert before < length * (1 + 1e-5)
+                assert before < window.seconds[step] * (1 + 1e-5)
     assert len(longest) > 20
 
 
-def test_aborted_work_is_charged() -> None:
-    # In a window of 40 ms, a slow worker finishes one mini-batch and aborts 10 ms of the next.
-    found = clock("all_reduce", SAME_TIME, "3:1")
-    np.testing.assert_allclose(found.aborted[:3], 4 * 0.01 * np.arange(1, 4), rtol=1e-4)
-    for form in (BLOCKING, FINISH_LATE):
-        assert not clock("all_reduce", form, "3:1").aborted.any()
-    starved = clock("all_reduce", SAME_TIME, "3:1", minibatches=1)
-    assert not starved.window.finished[:, 4:].any()
-
-
-def test_the_forms_differ_only_if_times_are_random() -> None:
+def test_the_settings_of_the_full_study() -> None:
+    config = Stragglers(seconds=4.0)
+    found = settings(config)
+    assert len({tuple(setting.values()) for setting in found}) == 128 + len(STRATEGIES) * 11
+    for each in found:  # Only methods that wait for a dead worker take longer.
+        assert len(STRAGGLERS.grid(config, each)) in (2, 3)
+        form = FORMS.get(each["form"], STRATEGIES.get(each["method"]))
+        seconds = 3.0 if each["dataset"] == "text" else 4.0
+        longer = 100 / 3 if each["speeds"] == "dead_slow" and form.waits else 1
+        assert duration(config, each) == pytest.approx(seconds * longer)
     for name, speeds in SPEEDS.items():
-        forms = forms_of("dpsgd", name)
-        assert (NEW_TIME in forms) == speeds.is_random
-        assert forms_of("local_sgd", name) == [BLOCKING] and {*forms} <= {*FORMS}
-        means = speeds.straggler(0.01).means(WORKERS)
-        assert means.max() / means.min() == pytest.approx(speeds.slowdown)
-        assert means.argmax() in (0, 4, 7)  # The slow worker is one of the slowest.
-        assert means[methods.SLOW_WORKER] == means.max()
-
-
-def test_only_methods_that_wait_for_a_dead_worker_take_longer() -> None:
-    config = Stragglers(seconds=3.0)
-    for each in settings(config):
-        waits = each["form"] == BLOCKING
-        if each["form"] == EVENTS:
-            waits = STRATEGIES[each["method"]].waits
-        seconds = config.text_seconds if each["dataset"] == "text" else 3.0
-        is_longer = each["speeds"] == "dead_slow" and waits
-        assert duration(config, each) == pytest.approx(100 if is_longer else seconds)
+        assert ("abort_new_time" in forms_of("dpsgd", name)) == speeds.is_random
+        means = speeds.straggler.means(WORKERS)
+        assert means[SLOW_WORKER] / means.min() == pytest.approx(speeds.slowdown)
 
 
 def test_shards_by_label() -> None:
-    task = load("digits", validation=False)
     for by_label, most in ((False, 10), (True, 3)):
-        _, labels = make_shards(task, 0, by_label=by_label)
-        assert len(labels) == WORKERS
+        _, labels = make_shards(load("digits")[0], 0, by_label=by_label)
         assert max(len(np.unique(shard)) for shard in labels) == most
-    assert load(BY_LABEL, validation=True) is load("digits", validation=True)
 
 
-def run(form: str, method: str = "all_reduce", speeds: str = "equal") -> list[dict[str, Any]]:
-    config = Stragglers(seconds=0.2, points=3, minibatch_seconds=0.01)
-    setting = {"dataset": "digits", "speeds": speeds, "method": method, "form": form}
-    parameters = {"learning_rate": 0.3, "minibatches": 2}
-    return [*Trainer(config)(setting, 0, parameters, validation=False)]
+def run(method: str, form: str = "events", **options: Any) -> list[dict[str, Any]]:
+    given = {"speeds": "equal", "seconds": 0.5, "points": 6, "learning_rate": 0.3, **options}
+    config = Stragglers(seconds=given.pop("seconds"), points=given.pop("points"))
+    setting = {"dataset": "digits", "method": method, "form": form, "speeds": given.pop("speeds")}
+    return [*train(config, setting)(setting, 1, given, validation=False)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["all_reduce", "dpsgd"])
 def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) -> None:
-    equal = Speeds("", lambda s: deterministic([s] * WORKERS))
-    monkeypatch.setitem(SPEEDS, "equal", equal)
-    forms = [BLOCKING, SAME_TIME, FINISH_LATE] if method == "all_reduce" else [BLOCKING, SAME_TIME]
-    blocking, *others = [run(form, method) for form in forms]
+    monkeypatch.setitem(SPEEDS, "equal", EQUAL)
+    forms = ["blocking", "abort_same_time", "finish_late"][: 3 if method == "all_reduce" else 2]
+    blocking, *others = [run(method, form, seconds=0.2, points=3, minibatches=2) for form in forms]
     for other in others:
-        for point, expected in zip(other[:2], blocking[:2], strict=True):
-            assert point["finished"] == expected["finished"]
+        for point, expected in zip(other, blocking, strict=False):
+            assert point["step"] == expected["step"]
             assert point["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
             assert point["seconds"] > expected["seconds"]  # By the signal.
 
@@ -155,31 +121,74 @@ def test_forms_are_the_same_with_equal_workers(method: str, monkeypatch: Any) ->
 @pytest.mark.slow
 def test_all_mini_batches_of_a_window_have_its_parameters_and_late_ones_older() -> None:
     """A fast worker beside slow ones: gradients against those of plain SGD, by hand."""
-    task = load("digits", validation=False)
-    when = clock("all_reduce", FINISH_LATE, "3:1", minibatches=1, seconds=0.1)
-    shards = make_shards(task, 0)
-    program = Program(task, METHODS["all_reduce"], 16)
-    trained = [jax.device_get(w) for w in program.train(when, [1, 2, 3], shards, 0.1, 1, 0)]
+    task, _ = load("digits")
+    steps, _ = clock("all_reduce", "finish_late", "3:1", minibatches=1, seconds=0.1)
+    shards = jax.tree.map(jnp.asarray, make_shards(task, 0, by_label=False))
+    options = jnp.float32(0.1), jnp.int32(0), jnp.int32(1)
+    first = task.first_weights(0)
+    states = program(task, "all_reduce")(first, options, shards, steps, np.arange(1, 4))
+    before = [first, *(jax.tree.map(lambda x, n=n: x[n], states) for n in range(3))]
     # The slow workers finish their first mini-batch in the third window; it began at the start.
-    np.testing.assert_array_equal(when.window.finished[:3, 4:].sum(axis=1), [0, 0, 4])
-    before = [task.first_weights(0), *trained]
+    np.testing.assert_array_equal(steps.window.finished[:3, 4:].sum(axis=1), [0, 0, 4])
     gradient = jax.jit(jax.grad(task.loss))
     for window, workers in ((0, 4), (2, 8)):
-        first = when.window.first[window]
-        batches = window_batches(jax.random.key(0), shards, first, minibatches=1, batch_size=16)
+        number = steps.window.first[window]
+        batches = window_batches(jax.random.key(0), shards, number, minibatches=1, batch_size=16)
         gradients = [
             gradient(before[window if n < 4 else 0], jax.tree.map(lambda x, n=n: x[n], batches))
             for n in range(workers)
         ]
         expected = jax.tree.map(lambda w, *g: w - 0.1 * sum(g) / len(g), before[window], *gradients)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained[window], expected
-        )
+        for found, wanted in zip(
+            *map(jax.tree.leaves, (before[window + 1], expected)), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_the_settings_of_the_full_study() -> None:
-    found = settings(Stragglers())
-    assert len({tuple(setting.values()) for setting in found}) == 128 + len(STRATEGIES) * 11
-    for setting in found:  # Every method is tuned over two parameters or three.
-        assert len(STUDY.grid(Stragglers(), setting)) in (2, 3)
-    assert {f"{setting['method']} {setting['form']}" for setting in found} <= {*LINES}
+def test_seconds_of_messages_by_hand() -> None:
+    inputs, messages = SimpleNamespace(all_reduce=7.0), sent(1, 12_500_000, 1, 25_000_000)
+    for travel, seconds in ((through_server, 3.0004), (both_ways, 1.0002), (all_reduced, 7.0)):
+        assert float(travel(inputs, messages)) == pytest.approx(seconds)
+
+
+@pytest.mark.slow
+def test_synchronous_events_are_the_blocking_windows() -> None:
+    """The same steps on the same clock: the engines share neither loop nor optimizer state."""
+    given = {"speeds": "delay", "minibatches": 3, "seconds": 1.5}
+    windows, events = run("all_reduce", "blocking", **given), run("bulk_synchronous", **given)
+    assert len(windows) == len(events) > 3
+    for name, rel in (("seconds", 1e-5), ("train_loss", 1e-3), ("test_loss", 1e-3)):
+        found, expected = ([point[name] for point in points] for points in (events, windows))
+        assert found == pytest.approx(expected, rel=rel)
+    assert events[-1]["mean_staleness"] > 0 and events[-1]["uploads"] == 1
+
+
+@pytest.mark.slow
+def test_no_backups_and_no_staleness_are_synchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lazy workers that always send, too. With equal workers, no step is half done at the end."""
+    monkeypatch.setitem(SPEEDS, "equal", EQUAL)
+    # At the default rate, a last bit of a step is a tenth of the loss at the end.
+    *_, expected = run("synchronous_server", learning_rate=0.03)
+    for method, options in (("stale_synchronous", {"staleness": 0}), ("lag_wk", {"threshold": 0.0}),
+                            ("backup_workers", {"backups": 0, "in_flight": "abort"})):  # fmt: skip
+        *_, found = run(method, learning_rate=0.03, **options)
+        for name in ("train_loss", "seconds"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_every_strategy_learns_and_waits_as_it_says(method: str) -> None:
+    grid = STRAGGLERS.grid(Stragglers(), {"dataset": "digits", "method": method})
+    smallest = {**{name: axis.values[0] for name, axis in grid.items()}, "learning_rate": 0.1}
+    seconds = 2.0 * STRATEGIES[method].evaluations
+    points = run(method, speeds="exponential", seconds=seconds, **smallest)
+    losses = [point["train_loss"] for point in points]
+    assert losses[-1] < 0.9 * losses[0] < math.inf
+    assert seconds / 2 < points[-1]["seconds"] <= seconds
+    assert 0 < points[-1]["uploads"] <= 1
+    # The dead worker needs a second for a gradient, and the others hundredths.
+    waits = STRATEGIES[method].waits
+    *_, end = run(method, speeds="dead_slow", seconds=0.027 if waits else 0.9, points=2, **smallest)
+    most = 2 * WORKERS * (1 + smallest.get("staleness", 0))
+    assert (end["step"] > 5 * most) != waits
