@@ -13,7 +13,7 @@ from experiments.methods import BASELINE
 from experiments.tasks.task import Batch, Task
 from jaxcomm.aggregation._rows import to_cyclic_rows
 from jaxcomm.compression.feedback import error_feedback
-from jaxcomm.compression.sketches import count_sketch, s2_codes, s2_sketch
+from jaxcomm.compression.sketches import count_sketch
 from jaxcomm.compression.sparsifiers import nonzero, nonzero_union
 
 DENSE = "dense"
@@ -96,31 +96,29 @@ class SparseMethod(NamedTuple):
     Attributes:
       sends: A description of what a worker sends, for the README.
       build: `(capacity, *, seed, diagnostics, **options) -> aggregator`.
-      codec: `capacity -> codec`, if a single codec encodes and decodes.
       grid: Options of `build` that are tuned; see `experiments.methods.Method`. They do not change
         the bytes.
     """
 
     sends: str
-    build: Callable[..., optax.GradientTransformationExtraArgs]
-    codec: Callable[[Capacity], jaxcomm.Codec] | None = None
+    build: Callable
     grid: Mapping[str, tuple[Any, ...]] = {}
 
 
-def _with_codec(
-    sends: str, aggregate: Callable[..., Any], codec: Callable[[Capacity], jaxcomm.Codec]
-) -> SparseMethod:
-    def build(capacity: Capacity, **options: Any) -> optax.GradientTransformationExtraArgs:
-        return aggregate(codec(capacity), scope="leaf", **options)
-
-    return SparseMethod(sends, build, codec)
+def _with_codec(sends: str, aggregate: Callable, codec: Callable) -> SparseMethod:
+    return SparseMethod(
+        sends,
+        lambda capacity, **options: aggregate(codec(capacity), scope="leaf", **options),
+    )
 
 
 def _s2(sends: str, **sketch: Any) -> SparseMethod:
-    def build(capacity: Capacity, **options: Any) -> optax.GradientTransformationExtraArgs:
-        return jaxcomm.s2_reducer(density=capacity.union, overflow="drop", **sketch, **options)
-
-    return SparseMethod(sends, build, lambda capacity: s2_sketch(density=capacity.union, **sketch))
+    return SparseMethod(
+        sends,
+        lambda capacity, **options: jaxcomm.s2_reducer(
+            density=capacity.union, overflow="drop", **sketch, **options
+        ),
+    )
 
 
 PEELING = {"sketch_ratio": 1.4, "rows": 3}
@@ -177,10 +175,11 @@ SPARSE_METHODS = {
     "s2_peel": _s2(
         "a bitmap and 1.4 cells per coordinate, decoded by peeling", decode="peel", **PEELING
     ),
-    "s2_peel_8_bits": SparseMethod(
+    "s2_peel_8_bits": _s2(
         "a bitmap and 1.4 cells of 8 bits per coordinate, decoded by peeling",
-        _s2("", decode="peel", bits=8, **PEELING).build,
-        lambda capacity: s2_codes(density=capacity.union, **PEELING),
+        decode="peel",
+        bits=8,
+        **PEELING,
     ),
     "count_sketch": _with_codec(
         "a sketch of all coordinates, with one cell per coordinate of the union, without a bitmap",
@@ -223,9 +222,7 @@ class SparseVariant(NamedTuple):
     is_vote: bool = False
     stage: None = None
 
-    def build(
-        self, seed: int | jax.Array, *, diagnostics: bool = False
-    ) -> optax.GradientTransformationExtraArgs:
+    def build(self, seed: Any, *, diagnostics: bool = False) -> optax.GradientTransformation:
         """The aggregator of all leaves; it also accepts a dict of the sparse leaves by path."""
         build = SPARSE_METHODS[self.label].build
         aggregators = {
@@ -233,14 +230,12 @@ class SparseVariant(NamedTuple):
             for path, capacity in self.capacities.items()
         }
 
-        def labels(tree: Any) -> Any:
+        def labels(tree):
             found = [path if path in aggregators else DENSE for path in by_path(tree)]
             return jax.tree.unflatten(jax.tree.structure(tree), found)
 
         return optax.partition({**aggregators, DENSE: jaxcomm.mean()}, labels)
 
-    def build_with_diagnostics(
-        self, seed: int | jax.Array
-    ) -> optax.GradientTransformationExtraArgs:
+    def build_with_diagnostics(self, seed: Any) -> optax.GradientTransformation:
         """The same aggregator, which reports diagnostics."""
         return self.build(seed, diagnostics=True)

@@ -40,8 +40,8 @@ class Inputs(NamedTuple):
       validation: 128 other rows, by which learning rates are chosen. No batch contains them.
     """
 
-    first_weights: Callable[[int], Any]
-    batch: Callable[[int, int, int], Any]
+    first_weights: Callable
+    batch: Callable
     held_out: Any = None
     validation: Any = None
 
@@ -82,7 +82,7 @@ def first_weights(shapes: Mapping[str, tuple[int, ...]], deviation: float, seed:
 
 
 def _mlp() -> Inputs:
-    def rows(stream: list[int], count: int) -> np.ndarray:
+    def rows(stream, count):
         return np.random.default_rng(stream).standard_normal((count, SIDE), np.float32)
 
     return Inputs(
@@ -99,12 +99,12 @@ def _transformer() -> Inputs:
     # The windows are adjacent, so batches may begin at any byte.
     train = text.train_inputs[:-count].reshape(-1)
 
-    def batch(seed: int, worker: int, step: int) -> np.ndarray:
+    def batch(seed, worker, step):
         rng = np.random.default_rng([_BATCH, seed, worker, step])
         starts = rng.integers(0, len(train) - CONTEXT, SEQUENCES)
         return train[starts[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
 
-    def windows(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def windows(inputs, labels):
         """Windows that are spread over a whole set."""
         chosen = np.linspace(0, len(inputs) - 1, HELD_OUT).astype(int)
         return np.concatenate([inputs[chosen].astype(np.int32), labels[chosen, -1:]], axis=1)

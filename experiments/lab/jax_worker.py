@@ -27,9 +27,7 @@ EXAMPLES = 32  # of the model `words`, per worker, as in the study `sparse`
 CALIBRATION = 20  # Batches that measure the densities of `words`.
 
 
-def load_words(
-    workers: int,
-) -> tuple[Callable[..., jax.Array], inputs.Inputs, Callable[..., LabMethod]]:
+def load_words(workers: int) -> tuple[Callable, inputs.Inputs, Callable]:
     """The model `words` of the study `sparse`: the next word, with an embedding of 5,000 words.
 
     Returns:
@@ -39,7 +37,7 @@ def load_words(
     task = Task("words")
     data = task.hold_out(EXAMPLES).dataset
 
-    def batch(seed: int, worker: int, step: int) -> tuple[np.ndarray, ...]:
+    def batch(seed, worker, step):
         rng = np.random.default_rng([seed, worker, step])
         chosen = rng.integers(0, len(data.train_inputs), EXAMPLES)
         return data.train_inputs[chosen], data.train_labels[chosen]
@@ -51,7 +49,7 @@ def load_words(
     leaves = measure_densities(task, workers, task.first_weights(0), measured)
     capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
 
-    def find_sparse(label: str, seed: int) -> LabMethod:
+    def find_sparse(label, seed):
         if label == CONTROL:
             return find(label)
         return before(lambda: SparseVariant(label, capacities).build(seed))
@@ -73,9 +71,9 @@ class Program(NamedTuple):
 
     method: LabMethod
     mesh: Mesh
-    step: Callable[..., Any]
-    build: Callable[[float, int], optax.GradientTransformation]
-    loss: Callable[..., jax.Array]
+    step: Callable
+    build: Callable
+    loss: Callable
 
     def place(self, spec: PartitionSpec, tree: Any) -> Any:
         """The arrays of this worker as parts of those of all workers."""
@@ -117,11 +115,10 @@ class Worker(worker.BaseWorker):
         """Joins the other workers."""
         launch.initialize()
         self.rank, self.workers = jax.process_index(), jax.process_count()
-        self._find = find
         if model == "words":
             self._loss, self.inputs, self._find = load_words(self.workers)
         else:
-            self._loss, self.inputs = LOSSES[model], inputs.load(model)
+            self._loss, self.inputs, self._find = LOSSES[model], inputs.load(model), find
         self._optimizer = OPTIMIZERS[optimizer]
         self._program = functools.cache(self._make)
         self._last = {}
@@ -133,7 +130,7 @@ class Worker(worker.BaseWorker):
             shape, names = (2, self.workers // 2), ("cluster", "data")
         mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(names))
 
-        def build(learning_rate: float, seed: int) -> optax.GradientTransformation:
+        def build(learning_rate, seed):
             rated = optax.inject_hyperparams(self._optimizer)(learning_rate=learning_rate)
             return self._find(name, seed).build(self.workers, rated)
 
@@ -166,7 +163,7 @@ class Worker(worker.BaseWorker):
         """The sum over workers."""
         return float(np.sum(multihost_utils.process_allgather(np.float32(value))))
 
-    def prepare(self, method: str) -> dict[str, Any]:
+    def prepare(self, method: str) -> worker.Answer:
         """Compiles a step; returns the bytes that `jaxcomm.wire.account` counts."""
         replica = self.replica(method, LEARNING_RATE, 0)
         program, batch = replica.program, self.batch(replica, 0, 0)
@@ -175,7 +172,7 @@ class Worker(worker.BaseWorker):
         share = program.method.share
         return {"accounted": None if share is None else share * account.bytes_per_worker}
 
-    def profile(self, method: str, steps: int, file: str) -> dict[str, Any]:
+    def profile(self, method: str, steps: int, file: str) -> worker.Answer:
         """Traces steps; the first worker keeps its trace in a file."""
         self.measure(method, 2, 1)
         if self.rank:

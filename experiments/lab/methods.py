@@ -27,14 +27,14 @@ class LabMethod(NamedTuple):
       clusters: Whether the mesh has the axes `cluster` and `data` instead of `data` only.
     """
 
-    build: Callable[[int, optax.GradientTransformation], optax.GradientTransformation]
+    build: Callable
     own_parameters: bool = False
     period: int = 1
     share: float | None = 1.0
     clusters: bool = False
 
 
-def before(aggregator: Callable[[], Any]) -> LabMethod:
+def before(aggregator: Callable) -> LabMethod:
     """The method that aggregates before the optimizer."""
     return LabMethod(lambda workers, optimizer: optax.chain(aggregator(), optimizer))
 
@@ -45,7 +45,7 @@ def _psum(updates: Any, params: Any = None) -> Any:
     return restore(lax.psum(vector, "data") / lax.axis_size("data"))
 
 
-def _clusters(between: Callable[[], Any]) -> LabMethod:
+def _clusters(between: Callable) -> LabMethod:
     """The exact mean in each cluster, and another one between clusters."""
     aggregator = lambda: jaxcomm.hierarchical(jaxcomm.mean("data"), between())  # noqa: E731
     return before(aggregator)._replace(clusters=True)
@@ -59,7 +59,7 @@ def _started(rank: int) -> LabMethod:
 
 
 def _gossip(name: str) -> LabMethod:
-    def build(workers: int, optimizer: optax.GradientTransformation) -> Any:
+    def build(workers, optimizer):
         mixing = catalogue.METHODS[name].build(catalogue.LARGE, workers=workers)
         return optax.chain(jaxcomm.per_worker(optimizer), mixing)
 

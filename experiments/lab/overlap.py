@@ -6,9 +6,9 @@ iproute2. All forms are measured in turn, and their ratios are of one round.
 """
 
 import argparse
+import functools
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from experiments.lab import inputs
 from experiments.lab.models import LOSSES
 from experiments.lab.network import Link, Network, isolate
 from experiments.lab.processes import Group
-from experiments.lab.worker import timed
+from experiments.lab.worker import Answer, timed
 from jaxcomm import launch
 from jaxcomm.synchronization import streaming_diloco
 from jaxcomm.training import make_overlapped_step, second_mesh
@@ -45,9 +45,10 @@ class Worker:
             inner, outer, period, fragments=FRAGMENTS, overlap=overlap, mixing_factor=0.5
         )
         alone, loss = jaxcomm.per_worker(inner), LOSSES[model]
+        one_program = functools.partial(jaxcomm.make_step, loss, mesh=mesh, metrics="own")
         self._steps = {
-            CONTROL: jaxcomm.make_step(loss, alone, mesh, metrics="own"),
-            ONE_PROGRAM: jaxcomm.make_step(loss, tx, mesh, metrics="own"),
+            CONTROL: one_program(alone),
+            ONE_PROGRAM: one_program(tx),
             OVERLAPPED: make_overlapped_step(loss, tx, mesh, second_mesh(mesh)),
         }
         own = inputs.load(model)
@@ -59,20 +60,17 @@ class Worker:
             params = jaxcomm.replicate(own.first_weights(0), mesh)
             self._carry[form] = params, jaxcomm.init(alone if form == CONTROL else tx, params, mesh)
 
-    def measure(self, form: str, steps: int) -> dict[str, Any]:
+    def measure(self, form: str, steps: int) -> Answer:
         """Times steps; one ends with its parameters, which an exchange under way does not delay."""
         params, state = jax.block_until_ready(self._carry.pop(form))
 
-        def step(_: int) -> float:
+        def step(number):
             nonlocal params, state
             params, state, _ = self._steps[form](params, state, self._batch)
             jax.block_until_ready(params)
             return 0.0
 
-        def barrier() -> None:
-            multihost_utils.sync_global_devices("steps")
-
-        found = timed(step, steps, barrier)
+        found = timed(step, steps, lambda: multihost_utils.sync_global_devices("steps"))
         self._carry[form] = params, state
         return found
 

@@ -1,7 +1,7 @@
 """PyTorch's methods in the lab, described without importing PyTorch, which takes seconds."""
 
 import importlib.metadata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from experiments.errors import ExperimentError
@@ -60,6 +60,11 @@ def has_torch() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def installed(names: Sequence[str]) -> list[str]:
+    """The methods of `names` that need no PyTorch, or all if it is installed."""
+    return [name for name in names if name not in PEERS or has_torch()]
 
 
 def require_torch() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from experiments.lab.methods import CONTROL, find
 from experiments.lab.network import DEVICE, LabError, Link, Network, worker_address, worker_name
 from experiments.lab.peers import PEERS
+from experiments.lab.worker import Answer
 from jaxcomm.launch._environment import memory_environment
 
 FIRST_PORT = 1234
@@ -107,7 +108,7 @@ class Group:
         end = " | ".join([line.strip() for line in lines if line.strip()][-3:])
         return LabError(f"worker {rank} ({self.name}) {problem}: {end or 'no output'}")
 
-    def ask(self, command: str, seconds: float = 1800, **arguments: Any) -> list[dict[str, Any]]:
+    def ask(self, command: str, seconds: float = 1800, **arguments: Any) -> list[Answer]:
         """Sends a command to all workers and returns their answers.
 
         Args:
@@ -119,8 +120,7 @@ class Group:
           LabError: If a worker reports an error, has ended, or does not answer in time.
         """
         line = json.dumps({"command": command, "arguments": arguments})
-        answers = {}
-        waiting = {}
+        answers, waiting = {}, {}
         for rank, process in enumerate(self.processes):
             with contextlib.suppress(BrokenPipeError):  # Its answer is then the end of a file.
                 print(line, file=process.stdin, flush=True)
@@ -149,7 +149,7 @@ class Group:
         self._folder.cleanup()
 
 
-def milliseconds_of(answers: Sequence[Mapping[str, Any]], period: int) -> float:
+def milliseconds_of(answers: Sequence[Answer], period: int) -> float:
     """The median over periods of the milliseconds per step of the slowest worker."""
     times = np.array([answer["milliseconds"] for answer in answers])  # [workers, steps]
     periods = times.reshape(len(times), -1, period).mean(axis=2)
@@ -179,15 +179,16 @@ class Lab:
         """The workers that run a method."""
         framework = "torch_worker" if method in PEERS else "jax_worker"
         keeps_memory = method not in PEERS or PEERS[method].keeps_memory
-        if (framework, keeps_memory) not in self._groups:
-            self._groups[framework, keeps_memory] = Group(
+        kind = framework, keeps_memory
+        if kind not in self._groups:
+            self._groups[kind] = Group(
                 framework,
                 self._config.workers,
                 self._arguments,
                 keeps_memory=keeps_memory,
                 port=FIRST_PORT + len(self._groups),
             )
-        return self._groups[framework, keeps_memory]
+        return self._groups[kind]
 
     def _prepare(self, method: str) -> float | None:
         """Compiles the step of a method, on an unshaped link; returns the bytes of its account."""
@@ -197,7 +198,7 @@ class Lab:
         self.network.shape(before)
         return answer.get("accounted")
 
-    def measure(self, method: str, steps: int, warm_up: int) -> list[dict[str, Any]]:
+    def measure(self, method: str, steps: int, warm_up: int) -> list[Answer]:
         """Measures steps on the present link."""
         return self.group(method).ask("measure", method=method, steps=steps, warm_up=warm_up)
 
@@ -208,7 +209,7 @@ class Lab:
         self._last_control = time.monotonic(), milliseconds
         return milliseconds
 
-    def time_steps(self, method: str, link: Link, steps: int) -> dict[str, Any]:
+    def time_steps(self, method: str, link: Link, steps: int) -> Answer:
         """Measures steps on a link between two measurements of the control, until it is steady.
 
         Args:
@@ -237,7 +238,7 @@ class Lab:
             after = self.control()
             is_steady = abs(after / before - 1) <= DRIFT
             rejected += not is_steady
-        found = {
+        return {
             "milliseconds": milliseconds_of(answers, period),
             "control": statistics.mean((before, after)),
             "is_steady": is_steady,
@@ -245,5 +246,17 @@ class Lab:
             "steps": count,
             "sent": statistics.mean(answer["sent"] / count for answer in answers),
             "loss": statistics.mean(answer["losses"][-1] for answer in answers),
+            **({} if accounted is None else {"accounted": accounted}),
         }
-        return found if accounted is None else {**found, "accounted": accounted}
+
+
+def describe_measurements(config: Any, steps: int, rows: Sequence[Answer]) -> str:
+    """How `Lab.time_steps` has measured the rows, for a README."""
+    unsteady = sum(not row["is_steady"] for row in rows)
+    return (
+        f"A measurement is the median of at most {steps} steps, in at most {config.seconds:g} s. "
+        "It follows a measurement of the control, which does not communicate, and precedes another "
+        f"one. If the two controls differ by more than {100 * DRIFT:.0f} %, the measurement is "
+        f"rejected and repeated. After {config.attempts} rejections the last one counts: "
+        f"{unsteady} of {len(rows)} measurements."
+    )

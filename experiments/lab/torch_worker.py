@@ -4,7 +4,6 @@ The two models have the same losses over the same arrays as in `models`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -154,7 +153,7 @@ class Worker(worker.BaseWorker):
         distributed.all_reduce(total)
         return total.item()
 
-    def prepare(self, method: str, learning_rate: float = LEARNING_RATE) -> dict[str, Any]:
+    def prepare(self, method: str, learning_rate: float = LEARNING_RATE) -> worker.Answer:
         """Builds the replica that is measured, and runs `WARM_UP` steps."""
         replica = self.prepared[method] = self.replica(method, learning_rate, 0)
         return {"losses": [replica.step(batch) for batch in self.batches(replica, WARM_UP)]}

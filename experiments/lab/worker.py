@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Answer = dict[str, Any]  # Of a worker to a command, by name.
+
 LEARNING_RATE = 1e-3  # Of steps that are timed.
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
-def timed(step: Callable[[int], float], steps: int, barrier: Callable[[], None]) -> dict[str, Any]:
+def timed(step: Callable, steps: int, barrier: Callable) -> Answer:
     """The `milliseconds` and `losses` of steps, and the bytes that all of them `sent`.
 
     Args:
@@ -57,7 +59,7 @@ class BaseWorker:
       total: `value` -> the sum over workers; all of them wait for it.
     """
 
-    def measure(self, method: str, warm_up: int, steps: int) -> dict[str, Any]:
+    def measure(self, method: str, warm_up: int, steps: int) -> Answer:
         """Times steps, after `warm_up` untimed ones, as other methods have run; see `timed`."""
         replica = self.measured(method)
         for batch in self.batches(replica, warm_up):
@@ -73,7 +75,7 @@ class BaseWorker:
         seed: int,
         evaluate_every: int,
         split: str = "held_out",
-    ) -> dict[str, Any]:
+    ) -> Answer:
         """Trains; evaluates before the first step, then every `evaluate_every`, and at the end.
 
         Training ends early if an evaluated loss is not finite. Each worker evaluates its share of
@@ -85,7 +87,7 @@ class BaseWorker:
         """
         replica, rows = self.replica(method, learning_rate, seed), getattr(self.inputs, split)
         own, seconds = rows[self.rank :: self.workers], 0.0
-        curve = {"steps": [], "evaluated": [], "seconds": [], "losses": []}
+        curve = {name: [] for name in ("steps", "evaluated", "seconds", "losses")}
         for number in range(steps + 1):
             if number % evaluate_every == 0 or number == steps:
                 loss = self.total(replica.loss(own) * len(own)) / len(rows)
@@ -100,7 +102,7 @@ class BaseWorker:
         return curve
 
 
-def _read(commands: "queue.Queue[str]") -> None:
+def _read(commands: queue.Queue) -> None:
     for line in sys.stdin:
         commands.put(line)
     os._exit(0)  # The process that started this one has ended; a collective may wait forever.
@@ -112,7 +114,7 @@ def main(module: str, arguments: str) -> None:
     os.dup2(2, 1)  # What libraries print must not be taken for answers.
     commands = queue.Queue()
     threading.Thread(target=_read, args=(commands,), daemon=True).start()
-    worker: Any = None
+    worker = None
     while True:
         request = json.loads(commands.get())
         try:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -16,18 +16,16 @@ import optax
 import jaxcomm
 from experiments.errors import ExperimentError, select
 from experiments.study import run as readme
-from experiments.study.claims import Claim, Results, describe_signs, is_equivalent, is_no_worse
+from experiments.study.claims import Claim, Results, is_equivalent, is_no_worse
 from experiments.study.plot import COLORS, Axis, Lines
-from experiments.study.run import Study
+from experiments.study.run import Setting, Study, Trainer
 from experiments.study.table import (
     SEEDS,
     Column,
     Table,
     difference,
-    first,
     key,
     mean_of,
-    only_in_csv,
     over_reference,
     spread,
     tuned,
@@ -63,8 +61,6 @@ class Gossip:
     """examples per step, over all workers"""
     learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     """the grid of rates of plain SGD"""
-    tuning_seeds: int = 1
-    """number of additional seeds per rate"""
     log_every: int = 20
     """steps between two logged losses"""
     graphs: tuple[str, ...] = ("all",)
@@ -83,7 +79,7 @@ class Gossip:
 
 # The graphs. The first and the last of matchings are from figures 1a and 3b of MATCHA's paper.
 
-MATCHINGS: Mapping[str, Sequence[Sequence[tuple[int, int]]]] = {
+MATCHINGS = {
     "erdos_renyi_8": [
         [(1, 5), (6, 7), (0, 4), (2, 3)],
         [(1, 7), (3, 6)],
@@ -106,7 +102,7 @@ MATCHINGS: Mapping[str, Sequence[Sequence[tuple[int, int]]]] = {
         [(0, 12)],
     ],
 }
-GRAPHS: Mapping[str, nx.Graph] = {
+GRAPHS = {
     **{name: nx.Graph(itertools.chain(*matchings)) for name, matchings in MATCHINGS.items()},
     "torus_64": gossip.torus(8, 8),
     "exponential_64": gossip.exponential(64, directed=False),
@@ -120,19 +116,12 @@ def plan(graph: str) -> Any:
     return gossip.matcha_plan(MATCHINGS.get(graph, GRAPHS[graph]), BUDGET)
 
 
-def degree(graph: str) -> int:
-    """The largest degree, which is the number of rounds in which all links are used once."""
-    return max(count for _, count in GRAPHS[graph].degree)
-
-
 class Method(NamedTuple):
     """A method of gossip."""
 
-    build: Callable[..., optax.GradientTransformation]
+    build: Callable
     """`(graph, **options) -> transformation`, from the name of a graph and common options."""
     sends: str
-    rounds: Callable[[str], float] = degree
-    """`graph -> ` the expected number of rounds of messages per step."""
     graphs: Collection[str] = ("erdos_renyi_8",)
 
 
@@ -149,11 +138,11 @@ def one_peer(graph: str) -> Any:
     return gossip.one_peer_exponential(len(GRAPHS[graph]))
 
 
-METHODS: Mapping[str, Method] = {
+METHODS = {
     "dpsgd": Method(
         lambda graph, **options: adapt_then_combine(GRAPHS[graph], **options),
         "parameters over every link in every step, with Metropolis weights, which are positive",
-        graphs=GRAPHS,
+        GRAPHS,
     ),
     "dpsgd_best_constant": Method(
         lambda graph, **options: adapt_then_combine(
@@ -161,7 +150,7 @@ METHODS: Mapping[str, Method] = {
         ),
         "the same, with one weight for all links, the best for consensus, as MATCHA and `periodic` "
         "have; a worker with many neighbors then has a negative weight of itself",
-        graphs=("erdos_renyi_8", "erdos_renyi_16"),
+        ("erdos_renyi_8", "erdos_renyi_16"),
     ),
     "dpsgd_bfloat16": Method(  # With a lossless codec and this step size, it is D-PSGD.
         lambda graph, **options: gossip.choco_sgd(
@@ -169,12 +158,11 @@ METHODS: Mapping[str, Method] = {
         ),
         "bfloat16 differences to the copies of the parameters at neighbors, over every link: "
         "D-PSGD with messages of 16 bits",
-        graphs=GRAPHS,
+        GRAPHS,
     ),
     "matcha": Method(
         lambda graph, **options: gossip.matcha(plan(graph), **options),
         "parameters over a random half of the matchings per step",
-        lambda graph: plan(graph).expected_rounds,
         GRAPHS,
     ),
     "periodic": Method(
@@ -182,7 +170,6 @@ METHODS: Mapping[str, Method] = {
             gossip.random_periodic(GRAPHS[graph], BUDGET), **options
         ),
         "parameters over every link in a random half of the steps",
-        lambda graph: BUDGET * degree(graph),
         GRAPHS,
     ),
     "choco_sgd": Method(
@@ -196,7 +183,6 @@ METHODS: Mapping[str, Method] = {
             plan(graph), TOP_10_PERCENT, step_size=0.3, **options
         ),
         "the same over half the matchings, with copies per neighbor",
-        lambda graph: plan(graph).expected_rounds,
     ),
     "deep_squeeze": Method(
         lambda graph, **options: gossip.deep_squeeze(
@@ -207,23 +193,20 @@ METHODS: Mapping[str, Method] = {
     "d2": Method(
         lambda graph, seed, **options: gossip.d2(gossip.lazy_mixing(GRAPHS[graph]), **options),
         "parameters over every link, corrected by the last step",
-        graphs=("erdos_renyi_8", "torus_64"),
+        ("erdos_renyi_8", "torus_64"),
     ),
     "sgp": Method(
         lambda graph, **options: gossip.sgp(one_peer(graph), **options),
         "half of the parameters and of the mass to one worker in turn, on the exponential graph",
-        lambda graph: 1,
         ("erdos_renyi_8", "torus_64"),
     ),
     "overlap_sgp": Method(
         lambda graph, **options: gossip.sgp(one_peer(graph), overlap=1, **options),
         "the same, received one step later",
-        lambda graph: 1,
     ),
     "ad_psgd": Method(
         lambda graph, **options: gossip.ad_psgd(MATCHINGS[graph], staleness=1, **options),
         "parameters to one random neighbor, with gradients that are one step late",
-        lambda graph: 1,
     ),
 }
 
@@ -237,7 +220,7 @@ def digits() -> Task:
     return Task("digits")
 
 
-def settings(config: Gossip) -> list[dict[str, str]]:
+def settings(config: Gossip) -> list[Setting]:
     """The settings in the order of the runs; both splits share a compiled program."""
     methods = select(config.methods, [*METHODS], "--methods")
     graphs = select(config.graphs, [*GRAPHS], "--graphs")
@@ -263,15 +246,15 @@ def settings(config: Gossip) -> list[dict[str, str]]:
     return found
 
 
-def train(config: Gossip, setting: Mapping[str, str]) -> Callable[..., Iterator[dict[str, Any]]]:
+def train(config: Gossip, setting: Setting) -> Trainer:
     """What trains a method on a graph, with any rate, split and seed."""
     graph, method = setting["graph"], METHODS[setting["method"]]
     workers = len(GRAPHS[graph])
 
-    def transformation(rate: Any, seed: Any) -> optax.GradientTransformation:
+    def transformation(rate, seed):
         return optax.chain(optax.sgd(rate), method.build(graph, seed=seed, diagnostics=True))
 
-    def step(rate: Any) -> Callable[..., Any]:
+    def step(rate):
         # The state has the key of the random draws, so the seed here has no effect.
         return jaxcomm.simulate(digits().loss, transformation(rate, 0), workers)
 
@@ -290,7 +273,6 @@ def train(config: Gossip, setting: Mapping[str, str]) -> Callable[..., Iterator[
         carried, rounds = jax.lax.scan(body, carried, batches)
         return carried, jnp.sum(rounds)
 
-    distance_of = jax.jit(jaxcomm.consensus_distance)
     data = digits().dataset
     params = jaxcomm.replicate(digits().first_weights(0), workers)
     batch = data.train_inputs[: config.batch], data.train_labels[: config.batch]
@@ -299,9 +281,7 @@ def train(config: Gossip, setting: Mapping[str, str]) -> Callable[..., Iterator[
     # All rounds send the same number of bytes; push-sum also sends the mass.
     bytes_per_round = sum(sent) / sent.count(max(sent))
 
-    def run(
-        setting: Mapping[str, str], seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterator[dict[str, Any]]:
+    def run(setting, seed, parameters, *, validation):
         """Trains once; losses are of the mean of the parameters of all workers."""
         task = digits().hold_out() if validation else digits()
         data = task.dataset
@@ -314,27 +294,20 @@ def train(config: Gossip, setting: Mapping[str, str]) -> Callable[..., Iterator[
             examples = np.stack([*itertools.islice(batches, config.log_every)])
             batch = data.train_inputs[examples], data.train_labels[examples]
             carried, more = advance(jnp.float32(parameters["learning_rate"]), carried, batch)
-            rounds, distance = rounds + float(more), float(distance_of(carried[0]))
-            loss, accuracy = task.train_score(jaxcomm.consensus(carried[0]))
+            rounds += float(more)
+            loss, _ = task.train_score(jaxcomm.consensus(carried[0]))
             losses.append(loss)
-            yield {"step": done, "train_loss": loss, "distance": distance, "rounds": rounds}
+            yield {"step": done, "train_loss": loss, "rounds": rounds}
         test_loss, test_accuracy = task.test_score(jaxcomm.consensus(carried[0]))
         if validation:
             yield {"validation_loss": test_loss}
             return
         yield {
-            "workers": workers,
-            "least_examples": min(map(len, parts)),
             "late_loss": statistics.mean(losses[len(losses) // 2 :]),
-            "train_loss": loss,
-            "train_accuracy": accuracy,
             "test_loss": test_loss,
             "test_accuracy": test_accuracy,
-            "distance": distance,
             "rounds_per_step": rounds / steps,
-            "expected_rounds": method.rounds(graph),
             "bytes_per_step": rounds * bytes_per_round / steps,
-            "expected_bytes": method.rounds(graph) * bytes_per_round,
         }
 
     return run
@@ -356,20 +329,15 @@ TABLE = Table(
     by=("graph", "split", "method"),
     columns=(
         *map(key, ("graph", "split", "method")),
-        *(only_in_csv(name, first(name)) for name in ("workers", "least_examples")),
         SEEDS,
         Column("rate", tuned("learning_rate")),
         Column("training loss, last half", spread("late_loss"), ",.4f", "late_loss"),
         Column("of D-PSGD's [95 %]", difference("late_loss", log=True), ",.2f", "late_ratio"),
-        Column("final training loss", spread("train_loss"), ",.4f", "train_loss", hidden=True),
         Column("test loss", spread("test_loss"), ",.4f", "test_loss"),
         Column("of D-PSGD's [95 %]", difference("test_loss", log=True), ",.2f", "test_ratio"),
         Column("test accuracy %", spread("test_accuracy"), ",.1f", "test_accuracy", scale=100),
-        Column("distance", mean_of("distance"), ".3g", hidden=True),
         Column("rounds/step", mean_of("rounds_per_step"), ".2f", "rounds_per_step"),
-        Column("expected rounds", first("expected_rounds"), ".2f", "expected_rounds", hidden=True),
         Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", "bytes_per_step"),
-        Column("expected bytes", first("expected_bytes"), ",.0f", "expected_bytes", hidden=True),
         Column("bytes ratio", over_reference(mean_of("bytes_per_step")), ".3f", "bytes_ratio"),
     ),
     reference={"method": "dpsgd"},
@@ -391,28 +359,15 @@ FIGURE = Lines(
 
 def prose(results: Results) -> list[str]:
     """The paragraphs of the README."""
-    config, lines = results.config, results.lines
-    parts = "; ".join(
-        f"{workers} workers have at least {examples} each, {config.batch // workers} in a step"
-        for workers, examples in sorted(
-            {(line["workers"], line["least_examples"]) for line in lines}
-        )
-    )
-    names = dict.fromkeys(line.group.keys["method"] for line in lines)
+    config = results.config
+    names = dict.fromkeys(line.group.keys["method"] for line in results.lines)
     legend = "\n".join(f"- `{name}`: {METHODS[name].sends}" for name in names)
-    signs = [
-        f"{title}, {loss} relative to D-PSGD, by the 95 % interval: "
-        f"{describe_signs(of_method, column, ['graph', 'split'])}."
-        for method, title in CLAIMED.items()
-        if (of_method := [line for line in lines if line.group.keys["method"] == method])
-        for column, loss in (("late_ratio", "training loss"), ("test_ratio", "test loss"))
-    ]
     return [
         f"digits, {config.steps} steps of {config.batch} examples over all workers, plain SGD. All "
         "methods have the same weights, splits and batches per seed. MATCHA and the periodic "
         "baseline have the budget 0.5. The parts of the workers differ by at most one example. "
         "With skewed labels, each worker draws the shares of its labels from "
-        f"Dirichlet({SKEW:g}). {parts}.",
+        f"Dirichlet({SKEW:g}).",
         readme.PROVENANCE, readme.TUNING,
         "The rate is the only tuned parameter; others, such as CHOCO-SGD's step size, are fixed. A "
         "trial takes half the steps; a fifth of the training set is its validation data.",
@@ -421,15 +376,12 @@ def prose(results: Results) -> list[str]:
         "same convergence step for step, and one final loss varies more. The first claim of each "
         "method has a one-sided test, since the paper claims no loss. The second also fails if the "
         "method is better by more than the margin.",
-        readme.CLAIMS, *signs, f"Each worker sends in a step:\n\n{legend}", readme.TABLE,
+        readme.CLAIMS, f"Each worker sends in a step:\n\n{legend}", readme.TABLE,
         "Losses are of the mean of the parameters of all workers, over the whole training or test "
         "set. ± is the standard deviation over seeds. A ratio is the geometric mean over paired "
-        "seeds. The distance is the sum of the squared distances of the workers from the mean at "
-        "the end. In a round, each participating worker sends one message and receives one. Bytes "
-        "are those of a worker that participates in every round. The expected values follow from "
-        "the graph and the budget, which for MATCHA is a share of its matchings. D-PSGD may need "
-        "one round less than there are matchings. One device simulates all workers, so no time is "
-        "measured.",
+        "seeds. In a round, each participating worker sends one message and receives one. Bytes "
+        "are those of a worker that participates in every round. One device simulates all workers, "
+        "so no time is measured.",
         readme.FIGURES,
     ]  # fmt: skip
 
@@ -438,5 +390,5 @@ GOSSIP = Study(
     "gossip", Gossip, settings, train, TABLE, prose, (FIGURE,), CLAIMS,
     shares=("graph", "method"), headline=("late_loss", "late_ratio"),
     grid=lambda config, setting: {"learning_rate": (config.learning_rates,)},
-    budget=lambda config: Budget(len(config.learning_rates), config.tuning_seeds),
+    budget=lambda config: Budget(len(config.learning_rates)),
 )  # fmt: skip

@@ -7,22 +7,22 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from experiments.errors import ExperimentError, select
 from experiments.lab.methods import CONTROL, LABELS, find
 from experiments.lab.network import UNSHAPED, Link, bits_per_second, isolate
-from experiments.lab.peers import PEERS, has_torch, require_torch
-from experiments.lab.processes import DRIFT, Lab
+from experiments.lab.peers import PEERS, installed, require_torch
+from experiments.lab.processes import Lab, describe_measurements
 from experiments.methods import expand
 from experiments.sparse_methods import SPARSE_METHODS
 from experiments.study import run as readme
 from experiments.study.claims import Claim, Results, is_at_most, is_within
 from experiments.study.plot import Axis, Lines, marked_style
 from experiments.study.record import Row, of_kind
-from experiments.study.run import Setting, Study
+from experiments.study.run import Setting, Study, Trainer
 from experiments.study.table import (
     Column,
     Group,
@@ -96,7 +96,7 @@ def labels(config: LabConfig) -> list[str]:
     """The methods of a config, and the control."""
     if config.model == "words":
         return [CONTROL, *select(config.methods or ("all",), [*SPARSE_METHODS], "--methods")]
-    chosen = config.methods or [name for name in RACE if name not in PEERS or has_torch()]
+    chosen = config.methods or installed(RACE)
     return [*dict.fromkeys((CONTROL, *expand(chosen, (*LABELS, *PEERS))))]
 
 
@@ -155,18 +155,18 @@ def operations(trace: Path) -> Counter[str]:
 def keep_trace(lab: Lab, method: str, steps: int, folder: Path) -> None:
     """Keeps a trace of steps of the first worker, and a table of the longest operations."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{method}_{lab.network.link.name}"
-    file = folder.resolve() / f"{re.sub(r'[^a-z0-9]+', '_', name)}.trace.json.gz"
+    name = re.sub(r"[^a-z0-9]+", "_", f"{method}_{lab.network.link.name}")
+    file = folder.resolve() / f"{name}.trace.json.gz"
     lab.group(method).ask("profile", method=method, steps=steps, file=str(file))
     found = operations(file)
-    total, longest = found.total(), found.most_common(LONGEST)
+    longest, total = found.most_common(LONGEST), found.total()
     rest = total - sum(took for _, took in longest)
     lines = [
-        [name, f"{took / 1e3 / steps:.1f}", f"{took / total:.0%}"]
-        for name, took in (*longest, ("all others", rest), ("total", total))
+        [operation, f"{took / 1e3 / steps:.1f}", f"{took / total:.0%}"]
+        for operation, took in (*longest, ("all others", rest), ("total", total))
     ]
     table = to_markdown(["operation", "ms per step", "of all operations"], lines)
-    file.with_name(file.name.replace(".trace.json.gz", ".md")).write_text(table)
+    (folder / f"{name}.md").write_text(table)
 
 
 @functools.cache
@@ -175,13 +175,11 @@ def lab_of(config: LabConfig) -> Lab:
     return Lab(config, config.model)
 
 
-def train(config: LabConfig, setting: Setting) -> Callable[..., Iterator[Mapping[str, Any]]]:
+def train(config: LabConfig, setting: Setting) -> Trainer:
     """The trainer of one method on one link."""
     link, lab = links(config)[setting["link"]], lab_of(config)
 
-    def trainer(
-        setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterator[Mapping[str, Any]]:
+    def trainer(setting, seed, parameters, *, validation):
         method = setting["method"]
         found = lab.time_steps(method, link, config.steps)
         if config.traces and link.rate != UNSHAPED and method not in PEERS:
@@ -196,8 +194,8 @@ def train(config: LabConfig, setting: Setting) -> Callable[..., Iterator[Mapping
 
 REFERENCES = {
     "over_mean": "mean",
-    "over_plain_jax": "plain_jax_psum",
     "over_ddp": "ddp",
+    "over_plain_jax": "plain_jax_psum",
     "over_fp16_hook": "ddp_fp16",
     "over_hook_1": "ddp_power_sgd_1",
     "over_hook_2": "ddp_power_sgd_2",
@@ -211,16 +209,14 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     times = {(row["link"], row["method"], row["seed"]): row["milliseconds"] for row in runs}
 
     def derived(row: Row) -> Row:
-        link, method, seed, time = (
-            row[name] for name in ("link", "method", "seed", "milliseconds")
-        )
-        fast = times.get((UNSHAPED, method, seed), math.nan)
+        link, seed, took = row["link"], row["seed"], row["milliseconds"]
         added = {
-            name: time / times.get((link, other, seed), math.nan)
+            name: took / times.get((link, other, seed), math.nan)
             for name, other in REFERENCES.items()
         }
+        fast = times.get((UNSHAPED, row["method"], seed), math.nan)
         added["codec"] = fast - times.get((UNSHAPED, CONTROL, seed), math.nan)
-        added["waiting"] = time - fast
+        added["waiting"] = took - fast
         if row.get("accounted"):
             added["counted"] = row["sent"] / row["accounted"]
         return {**row, **added}
@@ -246,13 +242,7 @@ TABLE = Table(
         Column("counted / accounted", counted, ".3f", "counted"),
         Column("compression, ms", mean_of("codec"), ".0f", "codec"),
         Column("waiting for the link, ms", mean_of("waiting"), ".0f", "waiting"),
-        Column("control, ms", mean_of("control"), ".0f", "control", hidden=True),
-        Column("rejected", lambda group: sum(group.values("rejected")), ".0f", hidden=True),
-        *(
-            only_in_csv(name, mean_of(name))
-            for name in REFERENCES
-            if name not in ("over_mean", "over_ddp")
-        ),
+        *(only_in_csv(name, mean_of(name)) for name in [*REFERENCES][2:]),
     ),
     reference={"method": "mean"},
 )
@@ -298,7 +288,6 @@ CLAIMS = (
 
 def prose(results: Results) -> list[str]:
     config, runs = results.config, of_kind(results.rows, "run")
-    unsteady = sum(not row["is_steady"] for row in runs)
     beside = "PyTorch is not installed, so this record has none of its methods."
     if any(row["method"] == "ddp" for row in runs):
         beside = (
@@ -322,12 +311,8 @@ def prose(results: Results) -> list[str]:
         "clusters`, two halves of the workers are fast inside and share one link. All methods "
         "have the same weights and batches. " + beside,
         readme.PROVENANCE,
-        f"{config.rounds} rounds measure all methods in turn. A measurement is the median of at "
-        f"most {config.steps} steps, in at most {config.seconds:g} s. It follows a measurement of "
-        "the control, which does not communicate, and precedes another one. If the two controls "
-        f"differ by more than {100 * DRIFT:.0f} %, the measurement is rejected and "
-        f"repeated. After {config.attempts} rejections the last one counts: {unsteady} of "
-        f"{len(runs)} measurements.",
+        f"{config.rounds} rounds measure all methods in turn. "
+        + describe_measurements(config, config.steps, runs),
         readme.CLAIMS,
         readme.TABLE,
         "Brackets have the least and the largest round. Ratios are means over rounds of the ratio "

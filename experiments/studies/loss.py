@@ -3,22 +3,22 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.errors import ExperimentError
 from experiments.lab.methods import LABELS, find
 from experiments.lab.network import UNSHAPED, Link, bits_per_second, isolate
-from experiments.lab.peers import AS_SHIPPED, KEPT, PEERS, has_torch, require_torch, trained_as
-from experiments.lab.processes import DRIFT, Lab
+from experiments.lab.peers import AS_SHIPPED, KEPT, PEERS, installed, require_torch, trained_as
+from experiments.lab.processes import Lab, describe_measurements
 from experiments.methods import expand
 from experiments.study import run as readme
 from experiments.study import targets
 from experiments.study.claims import Claim, Finding, Judge, Results, is_no_worse, is_within
 from experiments.study.plot import Axis, Lines, marked_style
 from experiments.study.record import Row, grouped, is_missing, of_kind
-from experiments.study.run import Setting, Study
-from experiments.study.statistics import confidence_interval, mean
+from experiments.study.run import Setting, Study, Trainer
+from experiments.study.statistics import mean
 from experiments.study.table import (
     SEEDS,
     Column,
@@ -27,18 +27,17 @@ from experiments.study.table import (
     Table,
     difference,
     extent,
+    interval,
     key,
-    mean_of,
-    only_in_csv,
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget
+from experiments.study.tuning import Budget, Grid
 
 METHODS = (
     *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
-    *("power_sgd_rank_1_start_2", "power_sgd_rank_2_start_2", "power_sgd_rank_4_start_2"),
-    *("ddp", "ddp_fp16", "ddp_power_sgd_1", "ddp_power_sgd_2", "ddp_power_sgd_4"),
+    *(f"power_sgd_rank_{rank}_start_2" for rank in (1, 2, 4)),
+    *AS_SHIPPED,
     *("ddp_power_sgd_1_kept_memory", "ddp_power_sgd_4_kept_memory"),
 )
 TARGET_PART = 0.6  # So a method with slower progress may take 1.67 times the steps.
@@ -102,8 +101,7 @@ class LossConfig:
 
 def methods(config: LossConfig) -> tuple[str, ...]:
     """The methods of a config; by default without those of PyTorch if it is not installed."""
-    ours = [name for name in METHODS if name not in PEERS or has_torch()]
-    return expand(config.methods or ours, (*LABELS, *PEERS))
+    return expand(config.methods or installed(METHODS), (*LABELS, *PEERS))
 
 
 def settings(config: LossConfig) -> list[Setting]:
@@ -137,10 +135,9 @@ def trains(config: LossConfig, setting: Setting) -> bool:
     return setting["link"] == UNSHAPED and name == trained_as(name, methods(config))
 
 
-def grid(config: LossConfig, setting: Setting) -> Mapping[str, Any] | None:
+def grid(config: LossConfig, setting: Setting) -> Grid | None:
     """The learning rates of a training; None for step times."""
-    rates = tuple(sorted({*config.learning_rates}))
-    return {"learning_rate": (rates,)} if trains(config, setting) else None
+    return {"learning_rate": (config.learning_rates,)} if trains(config, setting) else None
 
 
 @functools.cache
@@ -149,14 +146,12 @@ def lab_of(config: LossConfig) -> Lab:
     return Lab(config, "transformer", "adam")
 
 
-def train(config: LossConfig, setting: Setting) -> Callable[..., Iterator[Mapping[str, Any]]]:
+def train(config: LossConfig, setting: Setting) -> Trainer:
     """The trainer of one method on one link."""
     name, link, lab = setting["method"], Link(setting["link"]), lab_of(config)
 
-    def trainer(
-        setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterator[Mapping[str, Any]]:
-        def curve(steps: int, every: int, **options: str) -> Mapping[str, Any]:
+    def trainer(setting, seed, parameters, *, validation):
+        def curve(steps, every, split="held_out"):
             lab.network.shape(link)
             return lab.group(name).ask(
                 "train",
@@ -166,11 +161,11 @@ def train(config: LossConfig, setting: Setting) -> Callable[..., Iterator[Mappin
                 steps=steps,
                 seed=seed,
                 evaluate_every=every,
-                **options,
+                split=split,
             )[0]
 
         if validation:
-            tried = curve(config.trial_steps, config.trial_steps, split="validation")
+            tried = curve(config.trial_steps, config.trial_steps, "validation")
             yield {"validation_loss": tried["evaluated"][-1]}
             return
         found = {}
@@ -202,24 +197,20 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     trained = {(run["method"], run["seed"]): run for run in runs if "trained_seconds" in run}
     methods = {method for method, _ in trained}
     points = grouped(of_kind(rows, "point"), ("method", "seed"))
-    derived = []
-    of_links = []
+    derived, of_links = [], []
     for run in runs:
         own = trained_as(run["method"], methods), run["seed"]
         if own not in trained:
             continue
-        keys = {name: run[name] for name in ("link", "method")}
+        keys = {"link": run["link"], "method": run["method"]}
         derived += [
             {**point, **keys, "seconds": point["step"] * run["milliseconds"] / 1e3}
             for point in points[own]
             if point["step"] > 0
         ]
-        derived.append(
-            {**run, **{name: trained[own][name] for name in ("held_out", "learning_rate")}}
-        )
+        derived.append({**trained[own], **run})
         if "megabits" in run:
-            names = ("link", "method", "seed", "megabits", "milliseconds")
-            of_links.append({**{name: run[name] for name in names}, "kind": "point"})
+            of_links.append({**run, "kind": "point"})
     found = targets.add_targets(
         derived,
         ("link",),
@@ -232,9 +223,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     return [*found, *of_links, *of_kind(rows, "trial")]
 
 
-def inputs(
-    config: LossConfig, rows: Sequence[Row], setting: Setting, seed: int
-) -> Mapping[str, Any]:
+def inputs(config: LossConfig, rows: Sequence[Row], setting: Setting, seed: int) -> dict[str, Any]:
     """The learning rate and the number of steps of a training over the slowest link.
 
     They are those that the method needed on unshaped links with the last seed.
@@ -243,11 +232,8 @@ def inputs(
     is_slowest = UNSHAPED != link == min(config.bandwidth, key=bits_per_second)
     if not is_slowest or method not in config.confirm or seed != config.seeds - 1:
         return {}
-    (run,) = (
-        row
-        for row in of_kind(derive(rows), "run")
-        if (row["link"], row["method"], row["seed"]) == (UNSHAPED, method, seed)
-    )
+    runs = {(row["link"], row["method"], row["seed"]): row for row in of_kind(derive(rows), "run")}
+    run = runs[UNSHAPED, method, seed]
     steps = run["step_to_target"]
     confirmed = config.steps if is_missing(steps) else math.ceil(steps)
     return {"learning_rate": run["learning_rate"], "confirmed_steps": confirmed}
@@ -257,10 +243,9 @@ def seconds_to_target(group: Group) -> Estimate | None:
     """The mean and its interval over seeds; infinite if the target is not reached with a seed."""
     if math.isnan(group.runs[0]["target"]):
         return None
-    values = group.values(TIME)
-    if any(map(is_missing, values)):
+    if any(map(is_missing, group.values(TIME))):
         return Estimate(math.inf, math.nan, math.nan)
-    return Estimate(mean(values), *confidence_interval(values))
+    return interval(TIME)(group)
 
 
 def show_seconds(seconds: Estimate) -> str:
@@ -298,16 +283,7 @@ TABLE = Table(
         Column("ms/step [range]", extent("milliseconds"), ".0f", "milliseconds"),
         Column("seconds to target [95 %]", seconds_to_target, show_seconds, TIME),
         Column("of DDP's", difference(TIME, log=True), targets.show_ratio, "over_ddp"),
-        Column(
-            "of the fastest of PyTorch's",
-            targets.over_fastest("seconds", [{"method": name} for name in THEIRS]),
-            targets.show_ratio,
-            "over_fastest",
-        ),
         Column("measured / predicted", confirmed, ".3f", "confirmed"),
-        Column("control, ms", mean_of("control"), ".0f", "control", hidden=True),
-        Column("rejected", lambda group: sum(group.values("rejected")), ".0f", hidden=True),
-        only_in_csv("sent", mean_of("sent")),
     ),
     reference={"method": "ddp"},
 )
@@ -318,21 +294,19 @@ def fastest_takes(limit: float, theirs: Sequence[str]) -> Judge:
 
     def findings(results: Results) -> list[Finding]:
         found = []
-        groups = [line.group for line in results.lines if line.group.keys["link"] != UNSHAPED]
-        for link in dict.fromkeys(group.keys["link"] for group in groups):
-            here = {g.keys["method"]: g for g in groups if g.keys["link"] == link}
+        for link in dict.fromkeys(line["link"] for line in results.lines):
+            if link == UNSHAPED:
+                continue
+            here = {line["method"]: line.group for line in results.lines if line["link"] == link}
             ours = targets.fastest([here[name] for name in here if name not in PEERS], "seconds")
-            beside = targets.fastest([here[name] for name in theirs if name in here], "seconds")
+            beside = targets.fastest([here[name] for name in here if name in theirs], "seconds")
             if not (ours and beside):
                 why = "no method of one side reaches the target"
                 found.append(Finding(link, "not tested", why))
                 continue
             judge = is_no_worse(TIME, limit, methods=ours.keys, reference=beside.keys, log=True)
-            names = ours.keys["method"], beside.keys["method"]
-            found += [
-                each._replace(where=f"{link}, {names[0]} against {names[1]}")
-                for each in judge(results)
-            ]
+            where = f"{link}, {ours.keys['method']} against {beside.keys['method']}"
+            found += [each._replace(where=where) for each in judge(results)]
         return found
 
     return findings
@@ -370,9 +344,6 @@ CLAIMS = (
 
 def prose(results: Results) -> list[str]:
     config, runs = results.config, of_kind(results.rows, "run")
-    unsteady = sum(not row["is_steady"] for row in runs)
-    target = next((run["target"] for run in runs), math.nan)
-    peers = any(run["method"] in PEERS for run in runs)
     confirmations = [
         f"`{run['method']}` took {run['confirmed_seconds']:.1f} s for {run['confirmed_steps']} "
         f"steps on {run['link']}, to a held-out loss of {run['confirmed_loss']:.3f}"
@@ -393,7 +364,7 @@ def prose(results: Results) -> list[str]:
         "Learning rates are chosen by the loss on 128 windows of a validation split after "
         f"{config.trial_steps} steps. Batches contain neither split. The first learning rates are "
         f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}. Every method tries "
-        f"{config.trials} rates, and more while the best is an end. All other "
+        f"{config.trials} rates, and more if the best is an end. All other "
         "options have their defaults.",
         readme.TUNING,
         (
@@ -406,20 +377,16 @@ def prose(results: Results) -> list[str]:
             "jaxcomm's processes keep freed memory, as `jaxcomm.launch` sets it. PyTorch's "
             "launcher does not, except in rows that end in `_kept_memory`, which have the "
             "training of the row without that ending."
-            if peers
+            if reference_of(runs) == "ddp"
             else "PyTorch is not installed, so this record has none of its methods."
         ),
         f"The target is the mean held-out loss of `{reference_of(runs)}` at the last evaluation "
-        f"within {100 * TARGET_PART:.0f} % of its steps, {target:.4f}. Steps to the target are "
-        "interpolated between evaluations. Seconds are these steps times the step time on the "
-        "link, paired: each seed has a round in which all methods are measured in turn. A "
-        f"measurement is the median of at most {config.timed_steps} steps. It follows a "
-        "measurement of a control that does not communicate, and precedes another one. If the "
-        f"two controls differ by more than {100 * DRIFT:.0f} %, the measurement is "
-        f"repeated. After {config.attempts} rejection{'s' * (config.attempts > 1)} the last one "
-        f"counts: {unsteady} of {len(runs)} measurements.",
-        *(["Trainings over a shaped link, with wall-clock time: " + "; ".join(confirmations) + "."]
-          if confirmations else []),
+        f"within {100 * TARGET_PART:.0f} % of its steps, {runs[0]['target']:.4f}. Steps to the "
+        "target are interpolated between evaluations. Seconds are these steps times the step time "
+        "on the link, paired: each seed has a round in which all methods are measured in turn. "
+        + describe_measurements(config, config.timed_steps, runs),
+        "Trainings over a shaped link, with wall-clock time: "
+        f"{'; '.join(confirmations) or 'none'}.",
         readme.CLAIMS,
         readme.TABLE,
         "± is the standard deviation over seeds. Ratios of seconds are geometric means over seeds, "

@@ -15,7 +15,7 @@ from experiments.lab.methods import CONTROL, LABELS, PLAIN, find
 from experiments.lab.models import LOSSES
 from experiments.lab.network import UNSHAPED, bits_per_second
 from experiments.lab.peers import PEERS
-from experiments.study.record import of_kind, read, read_settings
+from experiments.study.record import grouped, of_kind, read, read_settings
 from experiments.study.run import Command
 from jaxcomm import advise, perf
 from jaxcomm.perf import Calibration, Link
@@ -67,14 +67,14 @@ class Measured:
       milliseconds: The mean over rounds, by link and method.
       sent: The counted bytes of a step over the unshaped link, by method.
       links: The shaped links, on which each worker has a bandwidth of its own.
+      compute: The seconds of the control on the unshaped link.
     """
 
     def __init__(self, folder: Path):
-        """Reads a record.
+        """Reads a record, in which all methods were measured on the unshaped link.
 
         Raises:
-          ExperimentError: If it is no record of the lab, its model is not predicted, or the control
-            or a method was not measured on the unshaped link.
+          ExperimentError: If it is no record of the lab, or its model is not predicted.
         """
         settings, runs = read_settings(folder), of_kind(read(folder), "run")
         if settings.get("study") != "lab" or settings.get("model") not in LOSSES:
@@ -84,25 +84,17 @@ class Measured:
         self.workers, weights = settings["workers"], inputs.load(settings["model"]).first_weights
         self.shapes = jax.eval_shape(lambda: weights(0))
         self.coordinates = sum(each.size for each in self.shapes.values())
-        times = {}
-        for run in runs:
-            times.setdefault((run["link"], run["method"]), []).append(run["milliseconds"])
-        self.milliseconds = {pair: statistics.fmean(each) for pair, each in times.items()}
-        for method in {CONTROL, *(method for _, method in times)}:
-            if (UNSHAPED, method) not in times:
-                raise ExperimentError(f"{folder} lacks `{method}` on the unshaped link.")
+        self.milliseconds = {
+            pair: statistics.fmean(row["milliseconds"] for row in rows)
+            for pair, rows in grouped(runs, ("link", "method")).items()
+        }
+        self.compute = self.milliseconds[UNSHAPED, CONTROL] / 1e3
         self.sent = {run["method"]: run["sent"] for run in runs if run["link"] == UNSHAPED}
-        names = dict.fromkeys(link for link, _ in times)
         self.links = [
             Link(GOODPUT * bits_per_second(name) / 8, 0.0, name, "nominal, less headers")
-            for name in names
+            for name in dict.fromkeys(run["link"] for run in runs)
             if name != UNSHAPED and "clusters" not in name
         ]
-
-    @property
-    def compute(self) -> float:
-        """The seconds of the control on the unshaped link."""
-        return self.milliseconds[UNSHAPED, CONTROL] / 1e3
 
     def codec(self, method: str) -> float:
         """The seconds that a method takes on the unshaped link beyond the control."""
@@ -113,33 +105,33 @@ def predict(measured: Measured, name: str) -> dict[str, float]:
     """The predicted milliseconds of a method on every shaped link."""
     workers, codec, found = measured.workers, measured.codec(name), {}
     method = find(name) if name.partition(":")[0] in LABELS else None
-    if method and method.share is not None:
-        sizes = {"cluster": 2, "data": workers // 2} if method.clusters else {"data": workers}
-        tx, params = method.build(workers, optax.sgd(0.1)), measured.shapes
-        if method.own_parameters:
-            params = jax.eval_shape(lambda each: jaxcomm.replicate(each, workers), params)
-        for link in measured.links:
-            found[link.name] = (
-                1e3
-                * perf.predict(
-                    tx,
-                    params,
-                    link=link,
-                    compute_seconds=measured.compute,
-                    workers=sizes,
-                    axis_name=tuple(sizes),
-                    share=method.share,
-                    codec_seconds=codec,
-                ).seconds
-            )
+    if method is None or method.share is None:
+        for link in measured.links:  # Steps of PyTorch, or steps that differ: their counted bytes.
+            network = measured.sent[name] * GOODPUT / link.bytes_per_second
+            seconds = measured.compute + codec + network
+            if name in PEERS:  # DDP sends buckets during the backward pass.
+                size = 4 * measured.coordinates
+                seconds = overlapped_seconds(measured.compute, codec, network, size)
+            found[link.name] = 1e3 * seconds
         return found
-    size = 4 * measured.coordinates
-    for link in measured.links:  # Steps of PyTorch, or steps that differ: their counted bytes.
-        network = measured.sent[name] * GOODPUT / link.bytes_per_second
-        seconds = measured.compute + codec + network
-        if name in PEERS:  # DDP sends buckets during the backward pass.
-            seconds = overlapped_seconds(measured.compute, codec, network, size)
-        found[link.name] = 1e3 * seconds
+    sizes = {"cluster": 2, "data": workers // 2} if method.clusters else {"data": workers}
+    tx, params = method.build(workers, optax.sgd(0.1)), measured.shapes
+    if method.own_parameters:
+        params = jax.eval_shape(lambda each: jaxcomm.replicate(each, workers), params)
+    for link in measured.links:
+        found[link.name] = (
+            1e3
+            * perf.predict(
+                tx,
+                params,
+                link=link,
+                compute_seconds=measured.compute,
+                workers=sizes,
+                axis_name=tuple(sizes),
+                share=method.share,
+                codec_seconds=codec,
+            ).seconds
+        )
     return found
 
 
@@ -168,7 +160,7 @@ def summary(measured: Measured, link: Link, predicted: dict[str, float]) -> str:
     """The median error on a link, and how good the choices by predicted times are."""
     took = {name: measured.milliseconds[link.name, name] for name in predicted}
     errors = [abs(predicted[name] / took[name] - 1) for name in predicted if name != CONTROL]
-    ours = [name for name in took if name not in (CONTROL, PLAIN) and name not in PEERS]
+    ours = took.keys() - {CONTROL, PLAIN} - PEERS.keys()
     best, chosen = min(ours, key=took.__getitem__), min(ours, key=predicted.__getitem__)
     recommended, steps = advised(measured, link)
     weighed = {name: took[name] * factor for name, factor in steps.items() if name in took}

@@ -4,32 +4,37 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 
-import jaxcomm
 from experiments.errors import ExperimentError, select
 from experiments.sparse_methods import (
     MARGIN,
     MAX_DENSITY,
     SPARSE_METHODS,
+    Capacity,
     LeafDensity,
     SparseVariant,
-    gradients_of_workers,
     measure_densities,
 )
 from experiments.study import table as groups
 from experiments.study.claims import Claim, Results, is_at_most, is_no_worse
 from experiments.study.plot import Axis, Points, reference_band
-from experiments.study.record import of_kind
-from experiments.study.run import CLAIMS, FIGURES, PROVENANCE, TABLE, TUNING, Study
+from experiments.study.record import Row, of_kind
+from experiments.study.run import (
+    CLAIMS,
+    FIGURES,
+    PROVENANCE,
+    TABLE,
+    TUNING,
+    Setting,
+    Study,
+    Trainer,
+)
 from experiments.study.table import (
     SEEDS,
     Column,
@@ -38,23 +43,17 @@ from experiments.study.table import (
     fact_table,
     first,
     key,
-    max_of,
     only_in_csv,
     over,
 )
-from experiments.study.tuning import Budget
+from experiments.study.tuning import Budget, Grid
 from experiments.tasks.task import Task
-from experiments.timing import medians
 from experiments.trainer import (
-    OPTIMIZER_TITLES,
-    RECORDED_MAXIMA,
-    Program,
     count_bytes,
     make_mesh,
     make_program,
     over_programs,
 )
-from jaxcomm.testing._codec import send
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +62,8 @@ class Sparse:
 
     Question: a language model with an embedding of 5,000 words on the text of Python's `help()`; 8
     workers, five seeds. How dense is the gradient of each leaf? How many bytes of the sparse leaves
-    does each method send, how many milliseconds does it take to encode and decode them, and which
-    held-out loss does it reach after the same number of steps? Does S2 Reducer save the 81 % that
-    its paper states, at the loss of the dense mean?
+    does each method send, and which held-out loss does it reach after the same number of steps?
+    Does S2 Reducer save the 81 % that its paper states, at the loss of the dense mean?
 
     Command: `python -m experiments sparse`, or `make sparse`; 25 minutes on two idle CPU cores.
 
@@ -79,26 +77,18 @@ class Sparse:
     """the words of the embedding"""
     methods: tuple[str, ...] = ("all",)
     """methods to compare, or all"""
-    optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad"
-    """adagrad, which does not change rows whose gradient is 0; sgd (momentum 0.9); or adam"""
     learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     """learning rates of the first grid"""
     trials: int = 6
     """points of its grid that each method tries"""
-    tuning_seeds: int = 1
-    """additional seeds, for the trials"""
     seeds: int = 5
     """number of seeds"""
     steps: int = 150
     """training steps per run"""
     batch: int = 256
     """examples per step, over all workers"""
-    log_every: int = 150
-    """steps between two logged losses"""
     calibration_batches: int = 20
     """batches that measure the densities"""
-    repetitions: int = 9
-    """timings of each codec"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
     record: str = "sparse"
@@ -120,17 +110,17 @@ class Comparison(NamedTuple):
       held_out: The task whose test set is a validation set.
       mesh: The workers.
       leaves: The density of every leaf.
-      gradients: The gradients of the sparse leaves in one batch, `[workers, ...]`, by path.
+      capacities: The capacity for each sparse leaf, by path.
+      methods: The names of the methods.
       program: `(method, with_diagnostics, **options) -> program`.
-      programs: The program of every method, by name, without tuned options.
     """
 
     held_out: Task
     mesh: Mesh
     leaves: list[LeafDensity]
-    gradients: dict[str, jax.Array]
-    program: Callable[..., Program]
-    programs: dict[str, Program]
+    capacities: dict[str, Capacity]
+    methods: list[str]
+    program: Callable
 
 
 @functools.lru_cache(maxsize=1)
@@ -141,8 +131,7 @@ def prepare(config: Sparse) -> Comparison:
       ExperimentError: If an option is invalid.
     """
     methods = select(config.methods, [*SPARSE_METHODS], "--methods")
-    options = {"scored_examples": SCORED_EXAMPLES, "vocabulary": config.vocabulary}
-    task = Task("words", config.data, **options)
+    task = Task("words", config.data, scored_examples=SCORED_EXAMPLES, vocabulary=config.vocabulary)
     held_out, mesh = task.hold_out(config.batch), make_mesh(config.devices)
     if config.batch % mesh.size:
         raise ExperimentError(f"--batch {config.batch} is not divisible by {mesh.size} workers.")
@@ -155,105 +144,53 @@ def prepare(config: Sparse) -> Comparison:
             "no leaf is sparse: more than half of the rows of each leaf are nonzero. Use a smaller "
             "--batch or a larger --vocabulary."
         )
-    gradients = gradients_of_workers(params, calibration[-1], task=task, workers=mesh.size)
-    gradients = {path: gradients[path] for path in capacities}
 
-    def program(method: str, with_diagnostics: bool, **options: Any) -> Program:
+    def program(method, with_diagnostics, **options):
         return make_program(
-            task, SparseVariant(method, capacities, options), config.optimizer,
+            task, SparseVariant(method, capacities, options), "adagrad",
             config.learning_rates[0], config.batch, mesh,
             simulated=True, with_diagnostics=with_diagnostics,
         )  # fmt: skip
 
-    programs = {method: program(method, True) for method in methods}
-    return Comparison(held_out, mesh, leaves, gradients, program, programs)
+    return Comparison(held_out, mesh, leaves, capacities, methods, program)
 
 
-def grid(config: Sparse, setting: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+def grid(config: Sparse, setting: Setting) -> Grid:
     """The learning rates, and the options of the method that are tuned."""
-    rates = tuple(sorted(set(config.learning_rates)))
-    return {"learning_rate": (rates,), **SPARSE_METHODS[setting["method"]].grid}
+    return {"learning_rate": (config.learning_rates,), **SPARSE_METHODS[setting["method"]].grid}
 
 
-def make_trainer(
-    config: Sparse, setting: Mapping[str, str]
-) -> Callable[..., Iterator[dict[str, Any]]]:
+def make_trainer(config: Sparse, setting: Setting) -> Trainer:
     """What trains a method; see `experiments.study.run.Trainer`."""
     comparison = prepare(config)
 
-    def program(validation: bool, **options: Any) -> Program:
+    def program(validation, **options):
         # Diagnostics cost more than the step itself, and only the reported runs need them.
         return comparison.program(setting["method"], not validation, **options)
 
-    return over_programs(program, comparison.held_out, config.steps, config.log_every, config.steps)
+    steps = config.steps
+    return over_programs(program, comparison.held_out, steps, log_every=steps, trial_steps=steps)
 
 
-def time_codec(codec: jaxcomm.Codec, gradients: jax.Array, repetitions: int) -> dict[str, float]:
-    """Median milliseconds in which a worker encodes its gradient, and decodes what it receives.
-
-    A worker receives the sum of all payloads, or each of them.
-
-    Args:
-      codec: The codec.
-      gradients: The gradients of a leaf, `[workers, ...]`.
-      repetitions: The number of timings.
-    """
-    count, is_summed = len(gradients), codec.combine == "sum"
-
-    @jax.jit
-    def encode(context: jaxcomm.Context, x: jax.Array) -> Any:
-        return codec.encode(context, x)[0], codec.measure(context, x)
-
-    @jax.jit
-    def decode(context: jaxcomm.Context, payloads: Any) -> jax.Array:
-        if is_summed:
-            return codec.decode(context.received(count), payloads)
-
-        def add(total: jax.Array, payload: Any) -> tuple[jax.Array, None]:
-            return total + codec.decode(context.received(), payload) / count, None
-
-        return lax.scan(add, jnp.zeros(context.shape), payloads)[0]
-
-    memories, key = jax.vmap(codec.init)(gradients), jax.random.key(0)
-    step = jax.jit(functools.partial(send, codec))(gradients, memories, key)
-    context, x = jax.tree.map(lambda leaf: leaf[0], (step.contexts, gradients))
-    payloads = step.payloads
-    if is_summed:
-        payloads = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), payloads)
-    functions = {
-        "encode_milliseconds": functools.partial(encode, context, x),
-        "decode_milliseconds": functools.partial(decode, context, payloads),
-    }
-    return {name: 1e3 * seconds for name, seconds in medians(functions, repetitions).items()}
-
-
-def facts(config: Sparse) -> Iterator[dict[str, Any]]:
-    """The density of every leaf; the bytes of every method, and the times of its codec."""
-    comparison = prepare(config)
+def facts(config: Sparse) -> Iterator[Row]:
+    """The density of every leaf, and the bytes of every method."""
+    comparison, gradients = prepare(config), {}
+    workers = comparison.mesh.size
     for leaf in comparison.leaves:
         yield {"about": "density", **leaf._asdict()}
-    for method, program in comparison.programs.items():
-        times = Counter[str]()
-        codec = SPARSE_METHODS[method].codec
-        for path, gradients in comparison.gradients.items() if codec else ():
-            capacity = program.method.capacities[path]
-            times.update(time_codec(codec(capacity), gradients, config.repetitions))
-        yield {
-            "about": "sparse",
-            "method": method,
-            "workers": comparison.mesh.size,
-            "sparse_bytes": count_bytes(program.method, comparison.gradients, comparison.mesh),
-            "step_bytes": program.account.bytes_per_worker,
-            **(times or dict.fromkeys(("encode_milliseconds", "decode_milliseconds"), math.nan)),
-        }
+        if leaf.is_sparse:
+            gradients[leaf.leaf] = jax.ShapeDtypeStruct((workers, *leaf.shape), np.float32)
+    for method in comparison.methods:
+        variant = SparseVariant(method, comparison.capacities)
+        sent = count_bytes(variant, gradients, comparison.mesh)
+        yield {"about": "sparse", "method": method, "workers": workers, "sparse_bytes": sent}
 
 
-SENT, STEP = first("sparse_bytes", "fact"), first("step_bytes", "fact")
+SENT = first("sparse_bytes", "fact")
 MEASURED = Table(
     by=("method",),
     columns=(
         key("method"),
-        only_in_csv("workers", first("workers", "fact")),
         SEEDS,
         Column("learning rate", groups.tuned("learning_rate"), name="learning_rate"),
         Column("ratio", groups.tuned("ratio")),
@@ -263,12 +200,6 @@ MEASURED = Table(
         Column("sparse bytes/worker/step", SENT, ",.0f", "sparse_bytes"),
         Column("of dense", over(SENT, method="mean"), ".4f", "dense_ratio"),
         Column("of all-gather", over(SENT, method="all_gather"), ".3f", "all_gather_ratio"),
-        Column("all bytes/worker/step", STEP, ",.0f", "step_bytes", hidden=True),
-        *(Column(f"{name} ms", first(f"{name}_milliseconds", "fact"), ".2f", f"{name}_milliseconds")
-          for name in ("encode", "decode")),
-        Column("error", groups.mean_of("compression_error"), ".3g", hidden=True),
-        *(Column(name.replace("_", " "), max_of(f"max_{name}"), ".3g", name, hidden=True)
-          for name in ("expected_error", "overflow", "union_density", "unpeeled")),
         only_in_csv("is_within", lambda group: groups.deviations("test_loss")(group) <= 1),
     ),
     reference={"method": "mean"},
@@ -277,9 +208,9 @@ MEASURED = Table(
 S2 = {"method": ("s2_mean_0.25", "s2_mean_1", "s2_median_1", "s2_peel", "s2_peel_8_bits")}
 STATED = (
     Claim("S2 Reducer sends at least 81 % less for sparse leaves than the sparse all-gather.",
-          is_at_most("all_gather_ratio", 0.19, methods=S2)),
+          is_at_most("all_gather_ratio", STATED_PART, methods=S2)),
     Claim("S2 Reducer sends at least 81 % less for sparse leaves than the dense all-reduce.",
-          is_at_most("dense_ratio", 0.19, methods=S2)),
+          is_at_most("dense_ratio", STATED_PART, methods=S2)),
     Claim("The held-out loss is at most 0.5 % above that of the dense mean.",
           is_no_worse("test_loss", 1.005, log=True)),
 )  # fmt: skip
@@ -297,24 +228,22 @@ def predict(sparse: Sequence[LeafDensity], workers: int) -> str:
     """The predicted bytes of a table with one cell per coordinate of the union."""
     sizes = [math.prod(leaf.shape) for leaf in sparse]
     worker, union, *_ = np.average([leaf.capacity for leaf in sparse], axis=0, weights=sizes)
-    # A sum sends its table 2 (n-1)/n times; an all-gather sends n-1 payloads of values.
-    ratios = {
-        "the sparse all-gather": 2 * union / (workers * worker),
-        "the dense all-reduce": union,
-    }
-    less = f"{100 * (1 - STATED_PART):.0f} % less"
     text = (
-        f"[The paper of S2 Reducer](https://arxiv.org/abs/2110.02140) states that it sends {less}. "
-        f"The union of {workers} workers is {union / worker:.2f} times as dense as the gradient of "
-        f"one worker. The all-gather passes on {workers - 1} payloads, and a sum sends its table "
-        f"{2 * (workers - 1) / workers:.2f} times."
+        "[The paper of S2 Reducer](https://arxiv.org/abs/2110.02140) states that it sends 81 % "
+        f"less. The union of {workers} workers is {union / worker:.2f} times as dense as the "
+        f"gradient of one worker. The all-gather passes on {workers - 1} payloads, and a sum sends "
+        f"its table {2 * (workers - 1) / workers:.2f} times."
     )
-    for name, ratio in ratios.items():
+    # A sum sends its table 2 (n-1)/n times; an all-gather sends n-1 payloads of values.
+    for name, ratio in (
+        ("the sparse all-gather", 2 * union / (workers * worker)),
+        ("the dense all-reduce", union),
+    ):
         text += (
             f" Predicted: one cell per coordinate of the union costs {ratio:.2f} times {name}. To "
-            f"send {less}, a table has at most {STATED_PART / ratio:.2f} cells per coordinate, and "
-            f"its estimates have an expected error of {ratio / STATED_PART:.1f} times the squared "
-            "norm."
+            f"send 81 % less, a table has at most {STATED_PART / ratio:.2f} cells per coordinate, "
+            f"and its estimates have an expected error of {ratio / STATED_PART:.1f} times the "
+            "squared norm."
         )
     return text
 
@@ -326,28 +255,20 @@ def prose(results: Results) -> list[str]:
     densities = [row for row in facts if row["about"] == "density"]
     leaves = [LeafDensity(*(row[name] for name in LeafDensity._fields)) for row in densities]
     sparse = [leaf for leaf in leaves if leaf.is_sparse]
-    within = sorted(
-        (line for line in results.lines if line["is_within"] and not line.group.is_reference),
-        key=lambda line: line["sparse_bytes"],
-    )
-    fewest = ", ".join(f"`{line.where}`: {line['sparse_bytes']:,.0f}" for line in within)
     workers = costs[0]["workers"]
-    maxima = "; ".join(f"`{name.replace('_', ' ')}`, {x}" for name, x in RECORDED_MAXIMA.items())
     sends = [f"- `{row['method']}`: {SPARSE_METHODS[row['method']].sends}" for row in costs]
     return [
         f"words, {workers} simulated workers, {config.steps} steps of {config.batch} "
-        f"examples, {OPTIMIZER_TITLES[config.optimizer]}; all methods have the same weights and "
+        f"examples, Adagrad; all methods have the same weights and "
         "batches per seed. Every method tunes its learning rate, from "
         f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}, and options that do not "
         "change its bytes, if it has any. A trial is scored on a held-out fifth of the training "
         "set; the reported seeds are trained on the whole training set. One small model, one small "
         "dataset, the same number of steps for all methods. One device simulates all workers, so "
-        "no step times are measured: bytes are those of the program for all workers, and times are "
-        "those of the codec on one device.",
+        "no times are measured: bytes are those of the program for all workers.",
         PROVENANCE,
         TUNING,
         CLAIMS,
-        f"At most one standard deviation above dense, fewest bytes first: {fewest or 'none'}.",
         "Nonzero rows of each gradient, the maximum over "
         f"{config.calibration_batches} batches of seed {config.seeds}: `worker` of one worker, "
         "`union` of any worker, and `shard` of the same in the rows of one server, which has one "
@@ -364,12 +285,7 @@ def prose(results: Results) -> list[str]:
         "`from dense` is the difference from `mean`, paired by seed, with its 95 % interval; then "
         "the same difference in standard deviations of `mean`. `ratio` is the tuned number of "
         "coordinates in the update, over those of the capacity for one worker. Bytes are read from "
-        "the traced program. Encoding includes measuring the statistics that are reduced over "
-        "workers; decoding is of all payloads that a worker receives. Each time is the median of "
-        f"{config.repetitions}, or `-` if the method has no single codec. `error` is the squared "
-        "error of the update of all leaves, relative to the squared norm of the mean, averaged "
-        "over logged steps and seeds. The last columns are maxima over steps and seeds, for "
-        f"methods that report them: {maxima}.",
+        "the traced program.",
         FIGURES,
     ]
 
@@ -377,7 +293,7 @@ def prose(results: Results) -> list[str]:
 SPARSE = Study(
     "sparse",
     Sparse,
-    lambda config: [{"method": method} for method in prepare(config).programs],
+    lambda config: [{"method": method} for method in prepare(config).methods],
     make_trainer,
     MEASURED,
     prose,
@@ -394,7 +310,7 @@ SPARSE = Study(
     ),
     claims=STATED,
     grid=grid,
-    budget=lambda config: Budget(config.trials, config.tuning_seeds),
+    budget=lambda config: Budget(config.trials),
     facts=facts,
     headline=("test_loss", "sparse_bytes"),
 )

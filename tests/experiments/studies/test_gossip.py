@@ -44,13 +44,23 @@ def test_graphs_match_their_names_and_matchings() -> None:
 def test_claims(ratio: float, outcomes: list[str]) -> None:
     rows = [
         {"kind": "run", "graph": "ring_8", "split": "iid", "method": method, "seed": seed,
-         "learning_rate": 0.1, "train_loss": 1.0, "test_loss": 1.0, "test_accuracy": 0.9,
-         "distance": 0.1, "rounds_per_step": 1.0, "bytes_per_step": 4.0,
+         "learning_rate": 0.1, "test_loss": 1.0, "test_accuracy": 0.9,
+         "rounds_per_step": 1.0, "bytes_per_step": 4.0,
          "late_loss": loss * (1 + 0.001 * seed**2 * (loss > 1))}
         for method, loss in (("dpsgd", 1.0), ("matcha", ratio)) for seed in range(5)
     ]  # fmt: skip
     results = Results(Gossip(), rows, gossip.TABLE.lines(rows))
     assert [claim.judge(results)[0].outcome for claim in gossip.CLAIMS[:2]] == outcomes
+
+
+# The rounds of messages per step on the graph of figure 1a, whose largest degree is 5.
+ROUNDS = {
+    **dict.fromkeys(gossip.METHODS, 5),
+    **dict.fromkeys(
+        ("matcha", "choco_sgd_over_matcha"), gossip.plan("erdos_renyi_8").expected_rounds
+    ),
+    **{"periodic": 2.5, "sgp": 1, "overlap_sgp": 1, "ad_psgd": 1},
+}
 
 
 @pytest.mark.slow
@@ -59,8 +69,8 @@ def test_every_method_trains(method: str) -> None:
     config = Gossip(graphs=("erdos_renyi_8",), methods=(method,), steps=40)
     setting, _ = gossip.settings(config)
     *rows, run = gossip.train(config, setting)(setting, 0, {"learning_rate": 0.1}, validation=False)
-    assert rows[-1]["train_loss"] < rows[0]["train_loss"] and rows[-1]["distance"] > 0
-    assert run["rounds_per_step"] == pytest.approx(run["expected_rounds"], rel=0.3)
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    assert run["rounds_per_step"] == pytest.approx(ROUNDS[method], rel=0.3)
     sent = run["rounds_per_step"] * 4 * 10_858  # Of parameters.
     least = sent if method in ("dpsgd", "matcha") else 1
     assert 0.999 * least <= run["bytes_per_step"] <= 1.001 * sent  # Push-sum sends the mass, too.

@@ -144,7 +144,7 @@ def test_trials_and_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(lab.trained) == 2 * (4 + 2) + 1  # Trials and seeds of both methods.
     trials = [each for each in lab.trained if each.get("split") == "validation"]
     assert {(each["seed"], each["steps"]) for each in trials} == {(2, 40)}
-    assert {each["learning_rate"] for each in lab.trained if "split" not in each} == {0.001}
+    assert {each["learning_rate"] for each in lab.trained if each["split"] == "held_out"} == {0.001}
     (folder,) = tmp_path.iterdir()
     assert "`power_sgd_rank_4_start_2` took 6.1 s for 61 steps on 200mbit" in (
         folder / "README.md"
