@@ -195,6 +195,7 @@ def test_exchanges_beside_steps_take_less_time() -> None:
     """On a link on which an exchange takes several steps, and both are the same bytes."""
     in_the_lab("")
     command = [sys.executable, "-m", "experiments.lab.overlap", "--rounds", "1", "--periods", "1"]
+    command += ["--rate", "50mbit"]  # Waiting for exchanges doubles the mean time of a step.
     done = subprocess.run([*command, "--model", "transformer"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = {line.split()[1]: line.split()[2:] for line in done.stdout.splitlines()[1:]}
