@@ -45,7 +45,7 @@ def set_up_jax(devices: int | None, default: int = 8) -> None:
 
 
 def require_numbers(config: Any) -> None:
-    """Checks that the numbers of a config are above 0; a seed, and trials without tuning, may be 0.
+    """Checks that the numbers of a config are above 0; a seed may be 0.
 
     Raises:
       ExperimentError: If one is not.
@@ -53,10 +53,9 @@ def require_numbers(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for each in value if isinstance(value, tuple) else (value,):
-            least_is_zero = field.name in ("seed", "trials")
-            if type(each) in (int, float) and not (each > 0 or (least_is_zero and each == 0)):
-                option = field.name.replace("_", "-")
-                least = "at least" if least_is_zero else "above"
+            is_seed = field.name == "seed"
+            if type(each) in (int, float) and not (each > 0 or (is_seed and each == 0)):
+                option, least = field.name.replace("_", "-"), "at least" if is_seed else "above"
                 raise ExperimentError(f"--{option} must be {least} 0, got {each}.")
 
 

@@ -17,7 +17,7 @@ from experiments.errors import ExperimentError
 from experiments.methods import ALL_LABELS, BASELINE, expand, parse_method
 from experiments.study.claims import Claim, Results, is_better, is_within
 from experiments.study.plot import Axis, Points
-from experiments.study.run import CLAIMS, PROVENANCE, TABLE, TUNING, Setting, Study
+from experiments.study.run import CLAIMS, PROVENANCE, TABLE, TUNING, Options, Setting, Study
 from experiments.study.table import (
     Column,
     Line,
@@ -36,7 +36,7 @@ EXACT = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(Options):
     """How far from the exact mean is each method on real gradients, and at how many bits?
 
     Question: distributed mean estimation. A small convolutional network is trained once on
@@ -66,12 +66,6 @@ class Estimate:
     """seed of weights, batches and rounding"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
-    record: str = "estimate"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 @functools.lru_cache(maxsize=1)

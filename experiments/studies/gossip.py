@@ -18,7 +18,7 @@ from experiments.errors import ExperimentError, select
 from experiments.study import run as readme
 from experiments.study.claims import Claim, Results, is_equivalent, is_no_worse
 from experiments.study.plot import COLORS, Axis, Lines
-from experiments.study.run import Setting, Study, Trainer
+from experiments.study.run import Options, Setting, Study, Trainer
 from experiments.study.table import (
     SEEDS,
     Column,
@@ -39,7 +39,7 @@ SPLITS = ("iid", "skewed")
 
 
 @dataclasses.dataclass(frozen=True)
-class Gossip:
+class Gossip(Options):
     """Does MATCHA at half the budget train as well as D-PSGD, step for step?
 
     Question: a small convolutional network on scikit-learn's digits, 8 to 64 simulated workers on
@@ -69,12 +69,6 @@ class Gossip:
     """how examples are split"""
     methods: tuple[str, ...] = ("all",)
     """methods to compare, or all"""
-    record: str = "gossip"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 # The graphs. The first and the last of matchings are from figures 1a and 3b of MATCHA's paper.

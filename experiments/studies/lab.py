@@ -22,7 +22,7 @@ from experiments.study import run as readme
 from experiments.study.claims import Claim, Results, is_at_most, is_within
 from experiments.study.plot import Axis, Lines, marked_style
 from experiments.study.record import Row, of_kind
-from experiments.study.run import Setting, Study, Trainer
+from experiments.study.run import Options, Setting, Study, Trainer
 from experiments.study.table import (
     Column,
     Group,
@@ -45,7 +45,7 @@ RACE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class LabConfig:
+class LabConfig(Options):
     """How long is a step on a slow link, and where does the time go?
 
     Question: several processes of one machine train one model, each in a network namespace. `tc`
@@ -80,12 +80,6 @@ class LabConfig:
     """attempts at a measurement; the last one counts"""
     traces: str | None = None
     """folder for a trace of each method of jaxcomm on each shaped link"""
-    record: str = "lab"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
     def before_jax(self) -> None:
         """Moves this process to a private network."""

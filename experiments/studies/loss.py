@@ -17,7 +17,7 @@ from experiments.study import targets
 from experiments.study.claims import Claim, Finding, Judge, Results, is_no_worse, is_within
 from experiments.study.plot import Axis, Lines, marked_style
 from experiments.study.record import Row, grouped, is_missing, of_kind
-from experiments.study.run import Setting, Study, Trainer
+from experiments.study.run import Options, Setting, Study, Trainer
 from experiments.study.statistics import mean
 from experiments.study.table import (
     SEEDS,
@@ -47,7 +47,7 @@ THEIRS = tuple(AS_SHIPPED)
 
 
 @dataclasses.dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Options):
     """How long does training over a slow link take to a held-out loss?
 
     Question: four processes of one machine train a transformer of 3.3 million parameters on text
@@ -87,12 +87,6 @@ class LossConfig:
     """time limit of a measurement of steps"""
     attempts: int = 2
     """attempts at a measurement; the last one counts"""
-    record: str = "loss"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
     def before_jax(self) -> None:
         """Moves this process to a private network."""

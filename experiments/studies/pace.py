@@ -23,7 +23,7 @@ from experiments.study import targets
 from experiments.study.claims import Claim, Results, is_better, is_equivalent, is_no_worse
 from experiments.study.plot import Axis, Lines
 from experiments.study.record import Row, of_kind
-from experiments.study.run import Setting, Study, Trainer
+from experiments.study.run import Options, Setting, Study, Trainer
 from experiments.study.statistics import mean
 from experiments.study.table import (
     SEEDS,
@@ -57,7 +57,7 @@ TOLERANCE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class Pace(Options):
     """Does Non-blocking SGD save the wall-clock time that the simulated clock predicts?
 
     Question: several processes of one machine train on scikit-learn's digits. Extra work in each
@@ -84,12 +84,6 @@ class Pace:
     """join the processes that `launch` has started"""
     start_timeout: float = 300.0
     """seconds within which all processes must start"""
-    record: str = "pace"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 def strategies(config: Pace) -> list[Setting]:
@@ -319,7 +313,7 @@ TIME, REFERENCE = "seconds_to_target", {"method": "equal_8_4"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Budgets:
+class Budgets(Options):
     """How much time do smaller budgets of a worker on a slow link save?
 
     Question: 8 simulated workers train scikit-learn's digits; the link of one is as fast as the
@@ -336,12 +330,6 @@ class Budgets:
     """training steps per run; a trial has half of them"""
     methods: tuple[str, ...] = ("all",)
     """methods to compare, or all"""
-    record: str = "budgets"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 def code(bits: int) -> jaxcomm.Codec:

@@ -31,6 +31,7 @@ from experiments.study.run import (
     PROVENANCE,
     TABLE,
     TUNING,
+    Options,
     Setting,
     Study,
     Trainer,
@@ -57,7 +58,7 @@ from experiments.trainer import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparse:
+class Sparse(Options):
     """How many bytes does S2 Reducer save on sparse updates, compared with other methods?
 
     Question: a language model with an embedding of 5,000 words on the text of Python's `help()`; 8
@@ -91,12 +92,6 @@ class Sparse:
     """batches that measure the densities"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
-    record: str = "sparse"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 SCORED_EXAMPLES = 5000  # Training examples; the score of all takes longer than training.

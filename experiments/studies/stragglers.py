@@ -38,6 +38,7 @@ from experiments.study.run import (
     PROVENANCE,
     TABLE,
     TUNING,
+    Options,
     Setting,
     Study,
     Trainer,
@@ -77,7 +78,7 @@ REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
 
 
 @dataclasses.dataclass(frozen=True)
-class Stragglers:
+class Stragglers(Options):
     """How much time does training without waiting for slow workers save?
 
     Question: 8 simulated workers, some of them slow, train scikit-learn's digits and a language
@@ -113,12 +114,6 @@ class Stragglers:
     """such as all_reduce or easgd, or all"""
     forms: tuple[str, ...] = ("all",)
     """blocking, abort_new_time, abort_same_time, finish_late, events, or all"""
-    record: str = "stragglers"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 def settings(config: Stragglers) -> list[Setting]:
@@ -330,8 +325,7 @@ COLUMNS = (
     "over the blocking method with the least mean, and `of synchronous` over `synchronous_server`. "
     "`staleness` is the mean number of events of other workers since a gradient began, and "
     "`uploads` that of messages per gradient. `on slow shard` is the final training loss on the "
-    "examples of the slowest worker. ± is the standard deviation over seeds. P-values are not "
-    "corrected for the number of settings."
+    "examples of the slowest worker. ± is the standard deviation over seeds."
 )
 
 

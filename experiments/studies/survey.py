@@ -31,7 +31,7 @@ from experiments.study.claims import (
     number,
 )
 from experiments.study.record import Row, is_missing
-from experiments.study.run import CLAIMS, FIGURES, PROVENANCE, TUNING, Setting, Study
+from experiments.study.run import CLAIMS, FIGURES, PROVENANCE, TUNING, Options, Setting, Study
 from experiments.study.run import TABLE as SHOWN
 from experiments.study.table import (
     SEEDS,
@@ -60,7 +60,7 @@ SCORED_EXAMPLES = 2000  # Training examples of longer tasks; the score of all ta
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
+class Survey(Options):
     """Which methods lose to the exact mean, why, and how many bytes do they save?
 
     Question: a small network per task, 8 simulated workers, five seeds. Every method is tuned with
@@ -90,8 +90,8 @@ class Survey:
     """examples per step, over all workers"""
     learning_rates: tuple[float, ...] = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
     """the first grid; every second rate if a method has more to tune"""
-    trials: int = 14
-    """points of its grid that each method tries; without any, rates are those of the optimizer"""
+    trials: int | None = 14
+    """points of its grid that each method tries; with None, rates are those of the optimizer"""
     tuning_seeds: int = 1
     """additional seeds for each point"""
     points: int = 20
@@ -100,12 +100,6 @@ class Survey:
     """whether one device simulates all workers, which is faster and measures no step time"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
-    record: str = "survey"
-    """the record folder is <date>_NAME; none writes no record"""
-    records: str = "runs"
-    """folder in which the record folder is created"""
-    resume: str | None = None
-    """the folder of an interrupted record, which is continued"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +125,9 @@ class Digits(Survey):
     )
     optimizers: tuple[str, ...] = ("sgd", "adam")
     batch: int = 256
-    trials: int = 0
+    trials: int | None = None
     points: int = 6
     simulated: bool = False
-    record: str = "digits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +138,6 @@ class Sharded(Survey):
     """
 
     methods: tuple[str, ...] = ("mean", "sharded_server_8_bits", "sharded_server_loco")
-    record: str = "sharded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +152,6 @@ class Codes(Survey):
         *("mean", "mean_bfloat16", "elias", "golomb_rice", "rans", "ef_blocks"),
         *("ef_blocks_southwell", "zeroth_order", "ef_cocktail", "reserved_4_bits", "demo"),
     )
-    record: str = "catalogue"
 
 
 def train(config: Survey, setting: Setting) -> Any:

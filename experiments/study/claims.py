@@ -154,15 +154,14 @@ def _judge_pairs(
                 found.append(Finding(line.where, "not tested", "there is no reference"))
                 continue
             outcome: Outcome = "not told apart" if each.pairs > 1 else "not tested"
-            if p_holds < SIGNIFICANCE:
-                outcome = "holds"
-            elif p_fails < SIGNIFICANCE:
-                outcome = "does not hold"
+            p_value = min(p_holds, p_fails)
+            if p_value < SIGNIFICANCE:
+                outcome = "holds" if p_holds == p_value else "does not hold"
             # Ratios are close to 1.
             mean, low, high = (
                 number(x, 4 if log else 3) for x in (each.ratio if log else each)[:3]
             )
-            p = "p < 0.0001" if p_holds < 1e-4 else f"p = {number(p_holds)}"
+            p = "p < 0.0001" if p_value < 1e-4 else f"p = {number(p_value)}"
             numbers = (
                 f"{measure} {'ratio' if log else 'difference'} {mean} ({100 * level:g} % interval "
                 f"{low} to {high}, {p}, {each.pairs} seeds){note}"

@@ -271,13 +271,13 @@ class Record:
 
 
 def new_record(config: Any, study: str) -> Record:
-    """A record in the new folder `<date>_<config.record>` of `config.records`.
+    """A record in the new folder `<date>_<config.record or study>` of `config.records`.
 
     Without one for the name `none`, and in processes of a cluster but the first.
     """
     if config.record == "none" or not is_main_process():
         return Record(None)
-    root, name = Path(config.records), f"{datetime.date.today()}_{config.record}"
+    root, name = Path(config.records), f"{datetime.date.today()}_{config.record or study}"
     root.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         folder = root / (name if number == 1 else f"{name}_{number}")

@@ -29,7 +29,23 @@ PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS = (
 """Paragraphs that the prose of a study places among its own. Those that it omits follow at the end,
 so that no study omits a claim."""
 
+CORRECTED = (
+    "P-values are those of the outcome, corrected by Holm's method for the number of settings of "
+    "the claim; intervals are not corrected."
+)
 UNSTATED = "This record has no `claims.md`: it is older than the statement of claims before a run."
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of every study."""
+
+    record: str = ""
+    """the record folder is <date>_NAME, by default of the study; none writes no record"""
+    records: str = "runs"
+    """folder in which the record folder is created"""
+    resume: str | None = None
+    """the folder of an interrupted record, which is continued"""
 
 
 class Trainer(Protocol):
@@ -55,7 +71,7 @@ class Study:
 
     Attributes:
       name: The name of its command.
-      config: The dataclass of its options. Its docstring begins with the question.
+      config: Its `Options`, a dataclass. Its docstring begins with the question.
       settings: `config -> settings`, in the order of the runs. User errors are raised here.
       train: `(config, setting) -> trainer`. It compiles; its trainer is shared by successive
         settings with the same values of `shares`.
@@ -299,7 +315,11 @@ def readme(study: Study, results: Results) -> str:
     claims = [judgement.markdown for judgement in results.judgements]
     parts = {
         TABLE: study.table.to_markdown(results.lines),
-        CLAIMS: "\n\n".join(([] if results.are_stated or not claims else [UNSTATED]) + claims),
+        CLAIMS: "\n\n".join(
+            ([] if results.are_stated or not claims else [UNSTATED])
+            + claims
+            + ([CORRECTED] if any(", p " in claim for claim in claims) else [])
+        ),
         FIGURES: "\n\n".join(f"![{figure.caption}]({figure.file})" for figure in study.figures),
         PROVENANCE: _provenance(results.environment),
         TUNING: _describe_tuning(results.rows, study.table.by),
@@ -325,10 +345,10 @@ def main(study: Study, config: Any) -> int:
     console = Console(highlight=False, markup=False, width=width)
     record = Record(None)
     try:
-        if getattr(config, "resume", None):
+        if config.resume:
             config, record = recording.resumed_record(config, study.name, study.stated)
         settings, seeds = len(study.settings(config)), len(study.seeds(config))
-        if not getattr(config, "resume", None):
+        if not config.resume:
             record = recording.new_record(config, study.name)
             record.write(STATED, study.stated)
         rows = from_main_process(record.rows)

@@ -69,7 +69,7 @@ def test_all_commands_are_listed_with_their_questions(run_here: Run) -> None:
         ("train --steps 0", "--steps must be above 0, got 0."),
         ("survey --seeds -1", "--seeds must be above 0, got -1."),
         ("survey --learning-rates 0.1 nan", "--learning-rates must be above 0, got nan."),
-        ("survey --trials -1", "--trials must be at least 0, got -1."),
+        ("survey --trials -1", "--trials must be above 0, got -1."),
         ("train --devices 9 --batch 9", "--devices 9 exceeds the 8 devices of cpu; set JAX_PLATF"),
         ("train --devices 99999999999", "--devices must be at most 1024, got 99999999999"),
         ("train --devices 2 --batch 31", "--batch 31 is not divisible by 2 workers"),
