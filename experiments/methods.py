@@ -411,8 +411,8 @@ def parse_method(label: str) -> Method:
     name, colon, bits = label.partition(":")
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
-        question = f"did you mean {near[0]!r}? There are" if near else "there are"
-        raise ExperimentError(f"there is no method {name!r}; {question} {', '.join(METHODS)}.")
+        remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}."
+        raise ExperimentError(f"there is no method {name!r}; {remedy}")
     method = dataclasses.replace(METHODS[name], label=label)
     if colon and name not in WITH_BITS:
         raise ExperimentError(f"the method {name!r} takes no bits.")

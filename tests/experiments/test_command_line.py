@@ -74,7 +74,7 @@ def test_all_commands_are_listed_with_their_questions(run_here: Run) -> None:
         ("train --devices 99999999999", "--devices must be at most 1024, got 99999999999"),
         ("train --devices 2 --batch 31", "--batch 31 is not divisible by 2 workers"),
         ("train --devices 2 --distributed", "--devices cannot be combined with --distributed"),
-        ("train --method globel_qsgd", "no method 'globel_qsgd'; did you mean 'global_qsgd'? Th"),
+        ("train --method globel_qsgd", "no method 'globel_qsgd'; did you mean 'global_qsgd'?"),
         ("survey --tasks text:nowhere", "--data nowhere"),
         ("digits --resume nowhere", "nowhere is not a record: "),
         ("redraw nowhere", "nowhere is not a record: "),

@@ -26,7 +26,7 @@ def test_every_label_is_a_method() -> None:
         ("mean:8", "the method 'mean' takes no bits"),
         ("qsgd:many", "'qsgd:many' is not METHOD or METHOD:BITS"),
         ("qsgd:1", "'qsgd:1' is not METHOD or METHOD:BITS: "),
-        ("globel_qsgd", "no method 'globel_qsgd'; did you mean 'global_qsgd'[?] There are mean, "),
+        ("globel_qsgd", "no method 'globel_qsgd'; did you mean 'global_qsgd'[?]"),
         ("zzzz", "no method 'zzzz'; there are "),
     ],
 )
