@@ -1,4 +1,4 @@
-"""A training of four processes: every 20 to 40 seconds a random one, or the launcher, is killed.
+"""A training of four processes: every 12 to 24 seconds a random one, or the launcher, is killed.
 
 `python -m tests.checkpoint.chaos 600 [SEED]` does so for 600 seconds, and prints what it has found.
 """
@@ -18,7 +18,7 @@ from tests.checkpoint.running import ROOT, environment
 
 PROCESSES = 4
 FEWEST = 3
-LEAST = 20.0  # Seconds between two kills; the most is twice as long.
+LEAST = 12.0  # Seconds between two kills; the most is twice as long.
 PACE = 0.05  # Seconds that a step waits, so that a run lasts.
 
 
