@@ -1,6 +1,6 @@
 """How many instructions of the ALU quantizing takes on H200, an element: kernels and XLA.
 
-`docs/kernels.md` has the arithmetic of these budgets.
+`docs/kernels.md` has the limits that follow.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """How many instructions kernels take on H200, an element.
 
-`docs/kernels.md` has the arithmetic of these budgets. The code is what ptxas makes of Mosaic's PTX,
+`docs/kernels.md` has the limits that follow. The code is what ptxas makes of Mosaic's PTX,
 read by nvdisasm, which is on PyPI (nvidia-cuda-nvdisasm) and needs no GPU.
 """
 

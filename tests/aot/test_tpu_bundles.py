@@ -1,4 +1,4 @@
-"""How many bundles of instructions kernels take on TPUs; `docs/kernels.md` has the arithmetic.
+"""How many bundles of instructions kernels take on TPUs; `docs/kernels.md` has the limits.
 
 libtpu reads its options when it is loaded, so another process compiles and has it write its code.
 """
