@@ -4,7 +4,7 @@
 
 One line a name, sorted by module: the packages without an underscore, and the names in `__all__`.
 Then one line for each key that steps and states report in `metrics` and `diagnostics`, with the
-files that write it. `docs/names.md` compares the names with those of other libraries.
+files that write it. `docs/from_pytorch.md` has names of other libraries beside ours.
 """
 
 import ast
