@@ -1,4 +1,4 @@
-"""`tools/public_names.py` prints every public name, and docs/from_pytorch.md states names that exist."""
+"""`tools/public_names.py` prints every public name; docs/from_pytorch.md names what exists."""
 
 import inspect
 import pathlib
