@@ -24,12 +24,12 @@ Claim: TypeAlias = Literal[
 
 CLAIMS: Mapping[Claim, str] = {
     "exact": "exact",
-    "exact if all fits": "exact where all rows fit",
-    "unbiased": "yes",
-    "nearest": "no, rounds to nearest",
-    "biased": "no",
-    "feedback": "no, with feedback",
-    "damped feedback": "no, with damped feedback",
+    "exact if all fits": "exact if all rows fit",
+    "unbiased": "unbiased",
+    "nearest": "rounded",
+    "biased": "biased",
+    "feedback": "feedback",
+    "damped feedback": "damped feedback",
     "no mean": "not a mean",
     "other": "",
 }

@@ -34,14 +34,11 @@ def printed(kind: str) -> list[Method]:
 
 
 def error(method: Method) -> str:
-    """The bound of the variance, or the contraction of the codec."""
+    """The bound of the variance for a sum of squares of 1, or the contraction of the codec."""
     formula, _, text = method.error.partition("; ")
     if not formula:
         return ""
-    if not method.is_unbiased:
-        cell = f"δ = {formula}"
-    else:
-        cell = formula if formula == "0" or "Σ" in formula else f"{formula} · Σ|xᵢ|²"
+    cell = formula if method.is_unbiased else f"δ = {formula}"
     return f"{cell}; {text}" if text else cell
 
 
@@ -82,10 +79,8 @@ def tables() -> dict[str, list[str]]:
     neighbors = []
     for method in printed("gossip"):
         row = GOSSIP_ROWS[method.name]
-        keeps = "sums of parameters and of push-sum weights" if row.sums else "mean of parameters"
-        converges = method.note or (
-            "to the optimum" if row.corrects else "to within O(learning rate) of the optimum"
-        )
+        keeps = "sums, also of push-sum weights" if row.sums else "mean"
+        converges = method.note or ("the optimum" if row.corrects else "near the optimum")
         absent = "yes" if row.absence else "no"
         neighbors.append((code(method), keeps, converges, absent, method.bytes, method.paper))
     local = []
@@ -96,26 +91,22 @@ def tables() -> dict[str, list[str]]:
         local.append((code(method), method.bytes, by, "yes" if case.agree else "no", method.paper))
     return {
         "MEANS": [
-            *table("method | unbiased | error | bytes sent per worker | paper", means),
+            *table("method | result | error | bytes | paper", means),
         ],
         "GOSSIP": [
             *table(
-                "method | preserved over workers | convergence if workers' data differ | "
-                "`present=` | bytes sent per worker | paper",
+                "method | preserved | converges to, if data differ | `present=` | bytes | paper",
                 neighbors,
             )
         ],
         "LOCAL": [
             *table(
-                "method | what an exchange averages | averaged by | parameters equal afterwards | "
-                "paper",
+                "method | what an exchange averages | averaged by | equal afterwards | paper",
                 local,
             )
         ],
         "AROUND": [
-            *table(
-                "wrapper | bytes sent per worker", [(code(x), x.bytes) for x in printed("wrapper")]
-            ),
+            *table("wrapper | bytes", [(code(x), x.bytes) for x in printed("wrapper")]),
         ],
         "LEVELS": [
             *table(
