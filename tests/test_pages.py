@@ -11,7 +11,7 @@ PAGES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("index", "guide", "from_pytorch", "extending", "kernels", "wire")
+        for name in ("index", "guide", "from_pytorch", "kernels", "wire")
     ),
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))),
 ]
