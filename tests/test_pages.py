@@ -9,10 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
     "README.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("index", "guide", "from_pytorch", "kernels", "wire")
-    ),
+    *(f"docs/{name}.md" for name in ("index", "guide", "from_pytorch", "kernels", "wire")),
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))),
 ]
 
