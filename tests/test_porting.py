@@ -89,7 +89,7 @@ def test_both_end_with_the_same_parameters(name: str) -> None:
 
 # The traps.
 
-X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+X: Any = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
 START = {"w": jnp.full(4, 0.5)}
 ASCENT = optax.chain(optax.contrib.normalize(), optax.sgd(0.1))
 
@@ -156,7 +156,7 @@ def test_an_infinite_gradient_of_one_worker() -> None:
     state, x = (loss_scaled(scale=2.0**14),), X.copy()
     x[-1] = 100  # Of a worker's 8 rows: 2^14 * 100 / 8 overflows.
     sgd = optax.chain(jaxcomm.mean(), optax.sgd(0.1))
-    options = {"state": state, "gradients": loss_scaled_gradients}
+    options: Any = {"state": state, "gradients": loss_scaled_gradients}
     params, new, _, metrics = stepped(half_loss, jaxcomm.skip_nonfinite(sgd), START, x, **options)
     np.testing.assert_array_equal(params["w"], START["w"])
     assert new.scale == 2.0**13 and metrics["diagnostics/skipped_steps"] == 1
@@ -181,10 +181,10 @@ def test_a_masked_mean_without_weights_is_another() -> None:
 
 def test_a_box_needs_its_axis() -> None:
     ones = nn.with_partitioning(nn.initializers.ones, (None, "model"))
-    model = nn.Dense(2, kernel_init=ones)
+    model: Any = nn.Dense(2, kernel_init=ones)
     boxed, tx = model.init(jax.random.key(0), X), optax.chain(jaxcomm.mean(), optax.sgd(0.1))
     loss = lambda params, x: jnp.mean(model.apply(params, x) ** 2)  # noqa: E731
-    with pytest.raises(ValueError, match="model.*is not found in mesh"):
+    with pytest.raises(ValueError, match=r"model.*is not found in mesh"):
         stepped(loss, tx, boxed, X)
     stepped(loss, tx, nn.unbox(boxed), X)
 
