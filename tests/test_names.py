@@ -19,7 +19,7 @@ CALLABLES = [
     for name in module.__all__
     if not isinstance(getattr(module, name), ModuleType)
 ]
-# The keys that the guide and the docstrings promise.
+# The keys that the pages and the docstrings promise.
 KEYS = {"loss", "weight", "compression_error", "density", "residual_norm", "levels", "overflow"}
 KEYS |= {"union_density", "unpeeled", "ratio", "skipped_steps", "skipped_exchanges", "disagreement"}
 
