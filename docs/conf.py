@@ -33,7 +33,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # Fields are listed once, in the docstring of their class.
 
-myst_heading_anchors = 4  # Links such as `guide.md#feedback`, as GitHub has them.
+myst_heading_anchors = 4  # Links such as `concepts.md#feedback`, as GitHub has them.
 
 html_theme = "pydata_sphinx_theme"
 html_title = "jaxcomm"

@@ -6,11 +6,16 @@ import sys
 
 import pytest
 
+from tests.programs import program
+
+run_readme = program("run_readme")
 ROOT = pathlib.Path(__file__).parents[1]
+# The examples of docs/contributing are modules of the library: `test_contributing.py` runs those.
 PAGES = [
-    "README.md",
-    *(f"docs/{name}.md" for name in ("index", "guide", "from_pytorch", "kernels", "wire")),
-    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))),
+    str(page.relative_to(ROOT))
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "contributing" not in page.parts
+    and any(block.run for block in run_readme.python_blocks(page.read_text(encoding="utf-8")))
 ]
 
 
