@@ -42,8 +42,8 @@ html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 templates_path = ["_templates"]
-# The page "Should I compress?" is not of Sphinx, so a template links to it from every page.
-html_sidebars = {"**": ["answer_link", "sidebar-nav-bs"], "index": []}
+# The page "Should I compress?" is not of Sphinx, so `answer_link` links to it from every page.
+html_sidebars = {"**": ["site_nav"]}
 html_theme_options = {
     "navbar_center": ["answer_link", "navbar-nav"],
     "navigation_with_keys": False,

@@ -390,7 +390,7 @@ class Aggregator(optax.GradientTransformationExtraArgs):
     """An optax transformation that exchanges something with other workers, and what it is.
 
     Read the type where you hold the aggregator. `optax.chain` and other combinators return a plain
-    transformation: :func:`reports` finds the aggregators in it, since they report themselves while
+    transformation: `reports` finds the aggregators in it, since they report themselves while
     its `init` is called.
 
     Attributes:
@@ -400,7 +400,7 @@ class Aggregator(optax.GradientTransformationExtraArgs):
         are mixed, with those of neighbors or in some steps only. `"loss"` and `"backward"`: a mean
         that needs the loss, or the backward pass, in place of gradients.
       needs_whole: The option by which it needs all gradients at once; empty if none.
-      parts: Functions of it for wrappers that run them separately, such as :class:`MixingParts`.
+      parts: Functions of it for wrappers that run them separately, such as `MixingParts`.
     """
 
     axes: tuple[str, ...]

@@ -144,10 +144,15 @@ def test_the_answer_page_is_one_file_without_requests(
     answer = tools[2]
     monkeypatch.setattr(answer, "numbers", lambda: {"layers": 12, "efficiency": 0.25})
     page = answer.page()
-    assert re.findall(r"(?:src|href|action)=\"([^\"]*)\"", page) == [answer.HOME]
+    addresses = re.findall(r"(?:src|href|action)=\"([^\"]*)\"", page)
+    assert addresses[:2] == [answer.HOME, "#"] and len(addresses) == 1 + len(answer.NAVIGATION)
+    of_site = {"index.html"} | {
+        re.sub(r"\.(md|rst)$", ".html", each) for each in tools[1].collected()[0]
+    }
+    assert {each.removeprefix("../") for each in addresses if each != "#"} <= of_site
     # A namespace of SVG is a name, and nothing loads it.
-    addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
-    assert addresses == {"http://www.w3.org/2000/svg"}
+    external = set(re.findall(r"https?://[^\s\"'<]+", page))
+    assert external == {"http://www.w3.org/2000/svg"}
     assert not re.search(
         r"fetch\(|XMLHttpRequest|import\(|@import|url\(|WebSocket|sendBeacon", page
     )

@@ -30,6 +30,18 @@ from jaxcomm.perf._recommended import Method, error_of, recommended
 SOURCES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "answer"
 SCRIPTS = ("model.js", "inputs.js", "picture.js", "page.js")
 HOME = "../index.html"
+NAVIGATION = {
+    "Should I compress?": "",
+    "Getting started": "getting_started.html",
+    "How to choose": "which_method.html",
+    "Concepts": "concepts.html",
+    "How-tos": "tutorials/index.html",
+    "Methods": "methods.html",
+    "API reference": "api/index.html",
+    "Results": "results.html",
+}
+"""The bar of links, as on all other pages: texts, and pages of the site."""
+
 MOST_WORKERS = 10**6
 DEFAULT_DEVICE = "a100"
 DTYPES = ("float32", "bfloat16")
@@ -176,6 +188,16 @@ def numbers() -> dict[str, Any]:
     }
 
 
+def navigation(home: str) -> str:
+    """The bar of links of the page, whose own is not a link elsewhere."""
+    lines = [f'  <a href="{html.escape(home)}">jaxcomm</a>']
+    for text, target in NAVIGATION.items():
+        address = home.removesuffix("index.html") + target if target else "#"
+        own = "" if target else ' aria-current="page"'
+        lines.append(f'  <a href="{html.escape(address)}"{own}>{html.escape(text)}</a>')
+    return "\n".join(lines)
+
+
 def page(home: str = HOME) -> str:
     """The whole page; it asks for no other file."""
     read = {path.name: path.read_text(encoding="utf-8") for path in SOURCES.iterdir()}
@@ -187,7 +209,7 @@ def page(home: str = HOME) -> str:
         "numbers": json.dumps(found).replace("</", "<\\/"),
         "layers": str(found["layers"]),
         "efficiency": f"{found['efficiency']:.0%}",
-        "home": html.escape(home),
+        "navigation": navigation(home),
     }
     text = read["page.html"]
     for name in parts:

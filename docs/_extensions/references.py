@@ -55,7 +55,8 @@ def resolve(
     home = described(target, node.get("py:module") or "")
     objects = env.get_domain("py").objects
     if home is None or home not in objects:
-        annotation = "refexplicit" not in node and re.fullmatch(r"[\w.]+", target)
+        private = any(part.startswith("_") for part in target.split("."))
+        annotation = private or ("refexplicit" not in node and re.fullmatch(r"[\w.]+", target))
         return content if annotation else None  # A private alias, such as `AxisName`.
     entry = objects[home]
     return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, home)

@@ -245,10 +245,13 @@ RECOMMENDED = (
     *("mean_bfloat16", "global_qsgd:8", "two_stage:4", "ef_top_1_percent"),
     *("power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4"),
 )
-DRAWN = (
-    *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
-    *("ddp_fp16_kept_memory", "ddp_power_sgd_4_kept_memory"),
-)
+DRAWN = {
+    "mean": "mean(), in float32",
+    "ddp_fp16_kept_memory": "DDP, fp16_compress_hook",
+    "global_qsgd:8": "global_qsgd(bits=8)",
+    "power_sgd_rank_4": "power_sgd(rank=4)",
+    "ddp_power_sgd_4_kept_memory": "DDP, powerSGD_hook, rank 4",
+}
 NAMES = {"plain_jax_psum": "one `psum` of plain JAX", "ddp": "DDP"}
 
 

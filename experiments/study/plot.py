@@ -177,9 +177,10 @@ class Panels:
         return figure, panels, keys
 
     def complete(
-        self, figure: Figure, panels: np.ndarray, keys: np.ndarray, results: Results
-    ) -> None:
-        """Adds titles, the grid, `finish` and the legend."""
+        self, figure: Figure, panels: np.ndarray, keys: np.ndarray, results: Results,
+        legend: bool = True,
+    ) -> None:  # fmt: skip
+        """Adds titles, the grid, `finish` and the legend, if there is one."""
         handles: dict[str, Any] = {}
         for axes, of_panel in zip(panels.flat, keys.flat, strict=True):
             axes.set_visible(axes.has_data())  # Some combinations of keys have no row.
@@ -195,7 +196,7 @@ class Panels:
         if len(handles) > 20:
             figure.set_size_inches(figure.get_figwidth() + 4.6, figure.get_figheight())
             place = {"loc": "outside right center", "ncols": 2, "fontsize": 7}
-        if len(handles) > 1:
+        if legend and len(handles) > 1:
             figure.legend([*handles.values()], [*handles], frameon=False, **place)
 
 
@@ -211,7 +212,8 @@ class Lines(Panels):
       center: The average over seeds.
       band: The band over seeds.
       banded: Whether the line of a name has a band.
-      only: The names that are drawn of a record that has all of them; of others, all are.
+      only: The names that are drawn of a record that has all of them, each with the text at the
+        end of its line; of other records, all are, with a legend.
     """
 
     x: tuple[Axis, ...]
@@ -220,7 +222,7 @@ class Lines(Panels):
     center: Literal["mean", "median"] = "mean"
     band: Literal["range", "interval"] = "interval"
     banded: Callable[[str], bool] = lambda name: True
-    only: tuple[str, ...] = ()
+    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def curve(self, rows: Sequence[Row], x: Axis) -> tuple[np.ndarray, list[list[float]]]:
         """The positions, and the values of all seeds at each."""
@@ -246,11 +248,16 @@ class Lines(Panels):
             return center, center
         return max(low, center / 10) if self.y.log else low, high
 
-    def _line(self, axes: Axes, rows: Sequence[Row], x: Axis, number: int, name: str) -> None:
+    def _line(self, axes: Axes, rows: Sequence[Row], x: Axis, number: int, name: str,
+              text: str = "") -> None:  # fmt: skip
         positions, values = self.curve(rows, x)
         style = self.style(number, name)
         heights = np.array([getattr(np, self.center)(each) for each in values])
         axes.plot(x.scale * positions, self.y.scale * heights, label=name, **style)
+        if text:
+            last = np.argmax(positions)
+            end = x.scale * positions[last], self.y.scale * heights[last]
+            axes.annotate(text, end, (20, 0), textcoords="offset points", va="center", size=10)
         if self.banded(name):
             ends = np.array([self._ends(*each) for each in zip(values, heights, strict=True)]).T
             axes.fill_between(x.scale * positions, *(self.y.scale * ends), alpha=0.15, linewidth=0,
@@ -261,7 +268,8 @@ class Lines(Panels):
         needed = {self.y.name, *(x.name for x in self.x)}
         rows = [row for row in of_kind(results.rows, "point") if needed <= row.keys()]
         names = [*dict.fromkeys(row[self.by] for row in rows)]
-        names = [*self.only] if self.only and {*self.only} <= {*names} else names
+        texts = self.only if {*self.only} <= {*names} else {}
+        names = [*texts] or names
         figure, panels, keys = self.grid(rows, len(self.x))
         for (place, axes), x in zip(
             np.ndenumerate(panels),
@@ -271,12 +279,12 @@ class Lines(Panels):
             for number, name in enumerate(names):
                 wanted = {**keys[place], self.by: name}.items()
                 if own := [row for row in rows if wanted <= row.items()]:
-                    self._line(axes, own, x, number, name)
+                    self._line(axes, own, x, number, name, texts.get(name, ""))
             axes.set_xlabel(x.label)
             if place[1] == 0:
                 axes.set_ylabel(self.y.label)
         set_scales(panels, [x.log for x in self.x] * panels.shape[0], self.y.log)
-        self.complete(figure, panels, keys, results)
+        self.complete(figure, panels, keys, results, legend=not texts)
         return save(figure, folder / self.file)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -61,8 +62,25 @@ def _at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str]
     return number
 
 
+def _without_dashes(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments, without a last `--` after which nothing follows."""
+    return arguments[:-1] if arguments[-1:] == ["--"] else arguments
+
+
+def _instead_of(option: str, arguments: Sequence[str], program: str) -> str:
+    """What is wrong with an option that the launcher does not have, and what to type."""
+    if option.startswith(("-m", "-c")):
+        place = arguments.index(option)
+        typed = [*program.split(), *arguments[:place], "--", *arguments[place:]]
+        return f"`--` is missing before {option}; type: {shlex.join(typed)}"
+    return (
+        f"the launcher has no option {option}; those of a script follow it: "
+        f"{program} [OPTIONS] -- SCRIPT [OPTIONS OF THE SCRIPT]"
+    )
+
+
 def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
-    """Parses the options and the command after them, with or without `--` in between.
+    """Parses the options and the command after them; before `-m` and `-c` a `--` is necessary.
 
     Args:
       arguments: The command-line arguments; `--help` prints the help and exits.
@@ -98,12 +116,16 @@ def parse(arguments: Sequence[str], program: str) -> LaunchOptions:
             f"--{name}", type=kind, default=default, help=f"{text} (default: {shown})"
         )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    values = vars(parser.parse_args(arguments))
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise LaunchError(_instead_of(unknown[0], arguments, program))
+    values = vars(known)
     command = values.pop("command")
     values["command"] = tuple(command[1:] if command[:1] == ["--"] else command)
     if not values["command"]:
         raise LaunchError(
-            "launch needs a command after its options, such as: -- script.py --steps 100"
+            "a script is missing after the options; type: "
+            + shlex.join([*program.split(), *_without_dashes(arguments), "--", "script.py"])
         )
     least = values["min_processes"] or values["processes"]
     options = LaunchOptions(**{**values, "min_processes": least})

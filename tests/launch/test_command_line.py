@@ -18,7 +18,11 @@ def test_everything_after_the_options_is_the_command() -> None:
 
 
 MISTAKES = [
-    ("", "launch needs a command after its options"),
+    ("", "a script is missing after the options; type: python -m jaxcomm.launch -- script.py"),
+    ("--processes 4 --", "type: python -m jaxcomm.launch --processes 4 -- script.py"),
+    ("--processes 4 -m train --steps 9", "launch --processes 4 -- -m train --steps 9"),
+    ("-c 1", "`--` is missing before -c; type: python -m jaxcomm.launch -- -c 1"),
+    ("--steps 9 train.py", "the launcher has no option --steps; those of a script follow it: "),
     ("--processes 0 -- x", "--processes: must be at least 1, got '0'"),
     ("--start-timeout nan -- x", "--start-timeout: must be at least 0, got 'nan'"),
     ("--restarts 1 --min-processes 3 -- x", "--min-processes must be at most --processes, and"),
