@@ -8,6 +8,7 @@ import functools
 import inspect
 import pathlib
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -127,7 +128,12 @@ def page() -> str:
     for name, lines in tables().items():
         assert text.count("{{" + name + "}}") == 1, f"{TEMPLATE.name} needs one {name}"
         text = text.replace("{{" + name + "}}", "\n".join(lines))
-    return text
+    return "\n".join(line if line.startswith("|") else wrapped(line) for line in text.split("\n"))
+
+
+def wrapped(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=indent, break_on_hyphens=False)
 
 
 @functools.cache
