@@ -175,7 +175,7 @@ def pages(root: pathlib.Path = ROOT) -> dict[str, str]:
 INTRODUCTION = textwrap.dedent("""\
     Every public name, by package. A name that several packages export is described once, and the
     others link to it. The names of :doc:`jaxcomm <jaxcomm>` are stable; others may change in any
-    release. :doc:`Names </names>` has the terms of other libraries and of the papers.
+    release. :doc:`From PyTorch </from_pytorch>` has the names of other libraries.
 
     """)
 
