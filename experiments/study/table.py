@@ -84,15 +84,13 @@ class Group:
         return Group(reference.keys, runs, self.groups, self._reference) if runs else None
 
     def difference(
-        self, name: str, *, log: bool = False, lower_is_better: bool = True
+        self, name: str, *, log: bool = False, level: float = 0.95
     ) -> Difference | None:
         """The difference from the reference, paired by seed; None for the reference itself."""
         if self.is_reference or self.reference is None:
             return None
-        both = self.by_seed(name), self.reference.by_seed(name)
-        if log:
-            return paired_log_ratio(*both)
-        return paired_difference(*both, lower_is_better=lower_is_better)
+        compare = paired_log_ratio if log else paired_difference
+        return compare(self.by_seed(name), self.reference.by_seed(name), level=level)
 
 
 Value = Callable[[Group], Any]
@@ -121,11 +119,6 @@ def spread(name: str) -> Value:
 def mean_of(name: str, *, optional: bool = False) -> Value:
     """The mean of a column over seeds; NaN without an optional one."""
     return lambda group: mean(group.values(name, optional=optional))
-
-
-def max_of(name: str) -> Value:
-    """The largest value of a column over seeds; NaN without it."""
-    return lambda group: max(group.values(name, optional=True))
 
 
 def median_of(name: str) -> Value:
@@ -208,11 +201,11 @@ def deviations(name: str) -> Value:
     return value
 
 
-def difference(name: str, *, log: bool = False, lower_is_better: bool = True) -> Value:
+def difference(name: str, *, log: bool = False) -> Value:
     """The difference from the reference, paired by seed, and its interval; with `log` the ratio."""
 
     def value(group: Group) -> Estimate | None:
-        found = group.difference(name, log=log, lower_is_better=lower_is_better)
+        found = group.difference(name, log=log)
         return found and Estimate(*(found.ratio if log else found[:3]))
 
     return value
