@@ -83,9 +83,7 @@ class Group:
         runs = [run for run in reference.runs if run["seed"] in seeds] if reference else []
         return Group(reference.keys, runs, self.groups, self._reference) if runs else None
 
-    def difference(
-        self, name: str, *, log: bool = False, level: float = 0.95
-    ) -> Difference | None:
+    def difference(self, name: str, *, log: bool = False, level: float = 0.95) -> Difference | None:
         """The difference from the reference, paired by seed; None for the reference itself."""
         if self.is_reference or self.reference is None:
             return None
