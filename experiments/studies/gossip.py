@@ -26,7 +26,7 @@ from experiments.study.table import (
     difference,
     key,
     mean_of,
-    over_reference,
+    relative,
     spread,
     tuned,
 )
@@ -332,7 +332,7 @@ TABLE = Table(
         Column("test accuracy %", spread("test_accuracy"), ",.1f", "test_accuracy", scale=100),
         Column("rounds/step", mean_of("rounds_per_step"), ".2f", "rounds_per_step"),
         Column("bytes/worker/step", mean_of("bytes_per_step"), ",.0f", "bytes_per_step"),
-        Column("bytes ratio", over_reference(mean_of("bytes_per_step")), ".3f", "bytes_ratio"),
+        Column("bytes ratio", relative("bytes_per_step"), ".3f", "bytes_ratio"),
     ),
     reference={"method": "dpsgd"},
     adjacent=("graph", "split"),

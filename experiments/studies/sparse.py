@@ -23,7 +23,7 @@ from experiments.sparse_methods import (
 )
 from experiments.study import table as groups
 from experiments.study.claims import Claim, Results, is_at_most, is_no_worse
-from experiments.study.plot import Axis, Points, reference_band
+from experiments.study.plot import Axis, Points
 from experiments.study.record import Row, of_kind
 from experiments.study.run import (
     CLAIMS,
@@ -39,13 +39,15 @@ from experiments.study.run import (
 from experiments.study.table import (
     SEEDS,
     Column,
+    Group,
     Line,
     Table,
+    compared_with,
     fact_table,
     first,
     key,
     only_in_csv,
-    over,
+    over_reference,
 )
 from experiments.study.tuning import Budget, Grid
 from experiments.tasks.task import Task
@@ -181,6 +183,15 @@ def facts(config: Sparse) -> Iterator[Row]:
         yield {"about": "sparse", "method": method, "workers": workers, "sparse_bytes": sent}
 
 
+def deviations(group: Group) -> float:
+    """The difference of the mean loss from the reference, in its standard deviations over seeds."""
+    if group.reference is None:
+        return math.nan
+    loss = groups.spread("test_loss")
+    center, deviation = loss(group.reference)
+    return (loss(group).mean - center) / (deviation or math.nan)
+
+
 SENT = first("sparse_bytes", "fact")
 MEASURED = Table(
     by=("method",),
@@ -191,11 +202,12 @@ MEASURED = Table(
         Column("ratio", groups.tuned("ratio")),
         Column("held-out loss", groups.spread("test_loss"), ".3f", "test_loss"),
         Column("from dense", groups.difference("test_loss"), "+z.3f", "paired_difference"),
-        Column("from dense, in its sd", groups.deviations("test_loss"), "+z.2f", "difference"),
+        Column("from dense, in its sd", deviations, "+z.2f", "difference"),
         Column("sparse bytes/worker/step", SENT, ",.0f", "sparse_bytes"),
-        Column("of dense", over(SENT, method="mean"), ".4f", "dense_ratio"),
-        Column("of all-gather", over(SENT, method="all_gather"), ".3f", "all_gather_ratio"),
-        only_in_csv("is_within", lambda group: groups.deviations("test_loss")(group) <= 1),
+        Column("of dense", over_reference(SENT), ".4f", "dense_ratio"),
+        Column("of all-gather", compared_with(over_reference(SENT), method="all_gather"), ".3f",
+               "all_gather_ratio"),
+        only_in_csv("is_within", lambda group: deviations(group) <= 1),
     ),
     reference={"method": "mean"},
 )  # fmt: skip
@@ -217,6 +229,16 @@ def mark(line: Line) -> dict[str, Any]:
     family, color = families.get(line["method"], ("other", "tab:orange"))
     marker, where = ("o", "") if line["is_within"] else ("X", ", above the band")
     return {"marker": marker, "color": color, "ecolor": (color, 0.35), "label": family + where}
+
+
+def mark_reference(axes: Any, results: Results, _: Setting) -> None:
+    """Marks the loss of the dense mean by a line, and its standard deviation by a band."""
+    for line in results.lines:
+        if line.group.is_reference:
+            center, deviation = line["test_loss"]
+            axes.axhline(center, color="black", linestyle=":", linewidth=1, alpha=0.5)
+            axes.axhspan(center - deviation, center + deviation, color="black", alpha=0.07,
+                         linewidth=0)  # fmt: skip
 
 
 def predict(sparse: Sequence[LeafDensity], workers: int) -> str:
@@ -300,7 +322,7 @@ SPARSE = Study(
             x=Axis("sparse_bytes", "kB of the sparse leaves that a worker sends in a step", 1e-3),
             y=Axis("test_loss", "held-out loss", log=False),
             mark=mark,
-            finish=reference_band("test_loss"),
+            finish=mark_reference,
         ),
     ),
     claims=STATED,
