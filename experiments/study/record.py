@@ -19,7 +19,6 @@ import dataclasses
 import datetime
 import gzip
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import math
@@ -46,12 +45,8 @@ Row = dict[str, Any]
 LARGEST = 1e30
 """The largest magnitude in a row. Its square, and sums of such squares, are finite."""
 
-METRICS, CONFIG, ENVIRONMENT, CLAIMS = (
-    "metrics.jsonl",
-    "config.json",
-    "environment.txt",
-    "claims.md",
-)
+METRICS, CONFIG = "metrics.jsonl", "config.json"
+ENVIRONMENT, CLAIMS = "environment.txt", "claims.md"
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn", "torch")
 OF_THE_MACHINE = ("record", "records", "resume", "distributed", "start_timeout")
 """Options that only say where the record is, or how the processes start."""
@@ -186,12 +181,12 @@ def describe_command() -> str:
 
 def describe_environment() -> str:
     """Versions, machine, commit and command, one per line."""
-    found = [package for package in PACKAGES if importlib.util.find_spec(package) or "-" in package]
+    versions = {each.name: each.version for each in importlib.metadata.distributions()}
     facts = {
         "command": describe_command(),
         "commit": commit(),
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in found},
+        **{package: versions[package] for package in PACKAGES if package in versions},
         "platform": platform.platform(),
         "CPU count": os.cpu_count(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
