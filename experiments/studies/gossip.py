@@ -30,7 +30,6 @@ from experiments.study.table import (
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget
 from experiments.tasks.partitions import SKEW, orders, split
 from experiments.tasks.task import Task
 from jaxcomm import compression, gossip
@@ -384,5 +383,5 @@ GOSSIP = Study(
     "gossip", Gossip, settings, train, TABLE, prose, (FIGURE,), CLAIMS,
     shares=("graph", "method"), headline=("late_loss", "late_ratio"),
     grid=lambda config, setting: {"learning_rate": (config.learning_rates,)},
-    budget=lambda config: Budget(len(config.learning_rates)),
+    budget=lambda config: len(config.learning_rates),
 )  # fmt: skip

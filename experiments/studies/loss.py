@@ -32,7 +32,7 @@ from experiments.study.table import (
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget, Grid
+from experiments.study.tuning import Grid
 
 METHODS = (
     *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
@@ -408,6 +408,6 @@ LOSS = Study(
               style=STYLE, banded=lambda name: False),
     ),
     CLAIMS, grid=grid, interleaved=True, derive=derive, inputs=inputs,
-    budget=lambda config: Budget(config.trials),
+    budget=lambda config: config.trials,
     headline=("held_out", "milliseconds"),
 )  # fmt: skip

@@ -37,7 +37,6 @@ from experiments.study.table import (
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget
 from experiments.tasks.partitions import orders
 from experiments.tasks.task import Task
 from jaxcomm import synchronization
@@ -484,5 +483,5 @@ BUDGETS = Study(
     ),
     shares=("method",), headline=("step_milliseconds", "of equal"),
     grid=lambda config, setting: {"learning_rate": (RATES,)},
-    budget=lambda config: Budget(len(RATES), 1),
+    budget=lambda config: len(RATES),
 )  # fmt: skip

@@ -49,7 +49,7 @@ from experiments.study.table import (
     only_in_csv,
     over_reference,
 )
-from experiments.study.tuning import Budget, Grid
+from experiments.study.tuning import Grid
 from experiments.tasks.task import Task
 from experiments.trainer import (
     count_bytes,
@@ -327,7 +327,7 @@ SPARSE = Study(
     ),
     claims=STATED,
     grid=grid,
-    budget=lambda config: Budget(config.trials),
+    budget=lambda config: config.trials,
     facts=facts,
     headline=("test_loss", "sparse_bytes"),
 )

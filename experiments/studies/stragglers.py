@@ -55,7 +55,7 @@ from experiments.study.table import (
     spread,
     tuned_beside,
 )
-from experiments.study.tuning import Budget, Grid, Values
+from experiments.study.tuning import Grid, Values
 from experiments.tasks.data import Dataset
 from experiments.tasks.task import Task
 
@@ -98,8 +98,6 @@ class Stragglers(Options):
     """number of seeds"""
     trials: int = 10
     """points that the tuning of a setting tries"""
-    trial_seeds: int = 1
-    """seeds of a trial"""
     trial_part: float = 0.5
     """simulated time of a trial, as a part of a run's"""
     seconds: float = 8.0
@@ -143,7 +141,7 @@ def settings(config: Stragglers) -> list[Setting]:
 def facts(config: Stragglers) -> list[Row]:
     """The date and the budget of tuning. Later runs of the record may have other ones."""
     budget = {"begun": datetime.date.today().isoformat(), "trials": config.trials,
-              "seeds_per_trial": config.trial_seeds, "part_of_the_time": config.trial_part,
+              "part_of_the_time": config.trial_part,
               "logged_losses": config.points}  # fmt: skip
     places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
     return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
@@ -372,7 +370,7 @@ def is_sooner(method: str, reference: Setting) -> Any:
 STRAGGLERS = Study(
     "stragglers", Stragglers, settings, train, TIMES, prose, grid=grid, derive=derive, facts=facts,
     shares=(), headline=("seconds to target", "reached"),
-    budget=lambda config: Budget(config.trials, config.trial_seeds), figures=[
+    budget=lambda config: config.trials, figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
               by="strategy", across=("speeds",), down=("dataset", "family"), center="median",

@@ -52,7 +52,7 @@ from experiments.study.table import (
     tuned_beside,
 )
 from experiments.study.targets import add_targets, reached
-from experiments.study.tuning import Budget, Grid, Values
+from experiments.study.tuning import Grid, Values
 from experiments.trainer import OPTIMIZER_TITLES, load_task, make_trainer
 
 CLAIMED = ("mean_bfloat16", "two_stage:4", "ef_top_1_percent")
@@ -94,8 +94,6 @@ class Survey(Options):
     """the first grid; every second rate if a method has more to tune"""
     trials: int | None = 14
     """points of its grid that each method tries; with None, rates are those of the optimizer"""
-    tuning_seeds: int = 1
-    """additional seeds for each point"""
     points: int = 20
     """logged losses per run"""
     simulated: bool = True
@@ -414,7 +412,7 @@ def reject(results: Results) -> int:
 SURVEY = Study(
     "survey", Survey, settings, train, TABLE, prose, (FIGURE,), (CLAIM,), grid=grid, derive=derive,
     headline=("loss_ratio", "bytes_ratio"),
-    budget=lambda config: Budget(config.trials, config.tuning_seeds),
+    budget=lambda config: config.trials,
 )  # fmt: skip
 SHARDED = dataclasses.replace(SURVEY, name="sharded", config=Sharded)
 CATALOGUE = dataclasses.replace(SURVEY, name="catalogue", config=Codes)

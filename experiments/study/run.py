@@ -1,6 +1,7 @@
 """A study: settings and seeds, trained one by one, skipping what the record has, and its README."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 import time
@@ -18,7 +19,7 @@ from experiments.study.claims import Claim, Judgement, Results, state
 from experiments.study.record import CLAIMS as STATED
 from experiments.study.record import Kind, Record, Row, make_row, of_kind
 from experiments.study.table import Table
-from experiments.study.tuning import Budget, Choice, Grid, search
+from experiments.study.tuning import Grid, search
 
 Setting = Mapping[str, Any]
 """The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
@@ -82,7 +83,7 @@ class Study:
       seeds: `config -> seeds` of every setting; by default 0, 1, ... Trials have the next ones.
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; None without tuning.
-      budget: `config -> budget`, the same for all settings; with a grid only.
+      budget: `config -> points` that the tuning of every setting tries; with a grid only.
       inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
         such as measured times.
       interleaved: Whether every setting is trained with a seed before the next seed, so that
@@ -104,7 +105,7 @@ class Study:
     seeds: Callable[[Any], Sequence[int]] = lambda config: range(config.seeds)
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid | None] = lambda config, setting: None
-    budget: Callable[[Any], Budget] = lambda config: Budget(1)
+    budget: Callable[[Any], int] = lambda config: 1
     inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
@@ -174,13 +175,8 @@ def run(
         add([*new, make_row(kind, {**keys, **parameters, **last}, end)])
         return rows[-1]
 
-    def tune(setting: Setting, grid: Grid) -> Choice:
-        first = max(seeds) + 1
-
-        def trial(parameters: dict[str, Any], number: int) -> float:
-            return train("trial", setting, first + number, parameters)["validation_loss"]
-
-        return search(grid, study.budget(config), trial)
+    def loss_of_trial(setting: Setting, parameters: Mapping[str, Any]) -> float:
+        return train("trial", setting, max(seeds) + 1, parameters)["validation_loss"]
 
     if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
         facts = [make_row("fact", {}, values) for values in study.facts(config)]
@@ -197,7 +193,9 @@ def run(
         said += [f"seed {of_part[0]}"] if study.interleaved else []
         parameters, tuned = {}, {}
         if grid := study.grid(config, setting):
-            parameters, at_edge, trials = choice = tune(setting, grid)
+            parameters, at_edge, trials = choice = search(
+                grid, study.budget(config), functools.partial(loss_of_trial, setting)
+            )
             tuned = {"at_edge": ", ".join(at_edge), "trials": trials}
             said.append(choice.text)
         for seed in of_part:

@@ -16,8 +16,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.study.statistics import mean
-
 EXTENSIONS = 6
 Point = tuple[Any, ...]
 
@@ -70,25 +68,13 @@ class Values(NamedTuple):
 Grid = Mapping[str, Values]
 
 
-class Budget(NamedTuple):
-    """The trials of every method.
-
-    Attributes:
-      points: The number of points that a method tries, before extensions.
-      seeds: The number of seeds per point.
-    """
-
-    points: int
-    seeds: int = 1
-
-
 class Choice(NamedTuple):
     """The result of a search.
 
     Attributes:
-      parameters: The point with the least mean validation loss; the first of a tie.
+      parameters: The point with the least validation loss; the first of a tie.
       at_edge: The parameters whose value is an end of the tried values.
-      trials: The number of trials, over points and seeds.
+      trials: The number of trials.
     """
 
     parameters: dict[str, Any]
@@ -125,18 +111,16 @@ def initial_points(grid: Grid, points: int) -> list[Point]:
     return sorted(chosen, key=product.index)
 
 
-def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], float]) -> Choice:
-    """The parameters with the least mean validation loss.
+def search(grid: Grid, budget: int, trial: Callable[[dict[str, Any]], float]) -> Choice:
+    """The parameters with the least validation loss.
 
     Args:
       grid: The values of each parameter by its name; a plain tuple has the arguments of `Values`.
-      budget: The number of trials.
-      trial: `(parameters, number of the seed) -> validation loss`; not finite if it diverged.
+      budget: The number of points that are tried, before extensions.
+      trial: `parameters -> validation loss`; not finite if it diverged.
 
     Example:
-      >>> choice = search(
-      ...     {"rate": Values((0.1, 1.0))}, Budget(2), lambda p, seed: (p["rate"] - 9) ** 2
-      ... )
+      >>> choice = search({"rate": Values((0.1, 1.0))}, 2, lambda p: (p["rate"] - 9) ** 2)
       >>> choice.parameters, choice.trials
       ({'rate': 10.0}, 4)
     """
@@ -145,8 +129,7 @@ def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], fl
 
     def attempt(point: Point) -> None:
         if point not in losses:
-            parameters = dict(zip(grid, point, strict=True))
-            loss = mean([trial(parameters, number) for number in range(budget.seeds)])
+            loss = trial(dict(zip(grid, point, strict=True)))
             losses[point] = loss if math.isfinite(loss) else math.inf
 
     def rank(point: Point) -> tuple[float, ...]:
@@ -169,12 +152,12 @@ def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], fl
         pairs = zip(point, min(losses, key=rank), strict=True)
         return max(max(a / b, b / a) for a, b in pairs if a != b)
 
-    for point in initial_points(grid, budget.points):
+    for point in initial_points(grid, budget):
         attempt(point)
-    while len(losses) < budget.points and (new := moved(Values.around)):
+    while len(losses) < budget and (new := moved(Values.around)):
         attempt(max(new, key=distance))
     for _ in range(EXTENSIONS):
         for point in moved(Values.beyond):
             attempt(point)
     best, at_edge = min(losses, key=rank), tuple(moved(Values.beyond).values())
-    return Choice(dict(zip(grid, best, strict=True)), at_edge, budget.seeds * len(losses))
+    return Choice(dict(zip(grid, best, strict=True)), at_edge, len(losses))

@@ -29,7 +29,7 @@ def test_every_method_has_the_same_number_of_trials_before_extensions() -> None:
     counts = {}
     for method in ["mean", *(name for name in METHODS if METHODS[name].grid)]:
 
-        def loss(parameters: dict[str, Any], seed: int) -> float:
+        def loss(parameters: dict[str, Any]) -> float:
             rate, *others = parameters.values()
             return abs(math.log(rate / 0.02)) + sum((value - 0.9) ** 2 for value in others)
 
