@@ -95,7 +95,7 @@ class SparseMethod(NamedTuple):
 
     Attributes:
       sends: A description of what a worker sends, for the README.
-      build: `(capacity, *, seed, diagnostics, **options) -> aggregator`.
+      build: `(capacity, *, seed, **options) -> aggregator`.
       grid: Options of `build` that are tuned; see `experiments.methods.Method`. They do not change
         the bytes.
     """
@@ -151,8 +151,8 @@ SPARSE_METHODS = {
     ),
     "sparcml": SparseMethod(
         "its rows to one worker, then sums of two, of four, ... workers (SparCML)",
-        lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
-            density=capacity.worker, union_density=capacity.union, diagnostics=diagnostics
+        lambda capacity, seed: jaxcomm.sparcml(
+            density=capacity.worker, union_density=capacity.union
         ),
     ),
     "parallax": SparseMethod(
@@ -222,11 +222,11 @@ class SparseVariant(NamedTuple):
     is_vote: bool = False
     stage: None = None
 
-    def build(self, seed: Any, *, diagnostics: bool = False) -> optax.GradientTransformation:
+    def build(self, seed: Any) -> optax.GradientTransformation:
         """The aggregator of all leaves; it also accepts a dict of the sparse leaves by path."""
         build = SPARSE_METHODS[self.label].build
         aggregators = {
-            path: build(capacity, seed=seed, diagnostics=diagnostics, **self.options)
+            path: build(capacity, seed=seed, **self.options)
             for path, capacity in self.capacities.items()
         }
 
@@ -235,7 +235,3 @@ class SparseVariant(NamedTuple):
             return jax.tree.unflatten(jax.tree.structure(tree), found)
 
         return optax.partition({**aggregators, DENSE: jaxcomm.mean()}, labels)
-
-    def build_with_diagnostics(self, seed: Any) -> optax.GradientTransformation:
-        """The same aggregator, which reports diagnostics."""
-        return self.build(seed, diagnostics=True)

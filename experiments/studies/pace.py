@@ -389,10 +389,10 @@ def train_on_links(config: Budgets, setting: Setting) -> Trainer:
     method = Method(lambda seed: build(*bits, seed), "unbiased")
     program = make_program(
         task, method, "sgd", RATES[0], BATCH, make_mesh(WORKERS),
-        simulated=True, with_diagnostics=False,
+        simulated=True, with_errors=False,
     )  # fmt: skip
     run = over_programs(
-        lambda validation: program, task.hold_out(BATCH), config.steps, LOG_EVERY, config.steps // 2
+        lambda: program, task.hold_out(BATCH), config.steps, LOG_EVERY, config.steps // 2
     )
 
     @functools.cache

@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
       leaves: The density of every leaf.
       capacities: The capacity for each sparse leaf, by path.
       methods: The names of the methods.
-      program: `(method, with_diagnostics, **options) -> program`.
+      program: `(method, **options) -> program`.
     """
 
     held_out: Task
@@ -142,11 +142,11 @@ def prepare(config: Sparse) -> Comparison:
             "--batch or a larger --vocabulary."
         )
 
-    def program(method, with_diagnostics, **options):
+    def program(method, **options):
         return make_program(
             task, SparseVariant(method, capacities, options), "adagrad",
             config.learning_rates[0], config.batch, mesh,
-            simulated=True, with_diagnostics=with_diagnostics,
+            simulated=True, with_errors=False,
         )  # fmt: skip
 
     return Comparison(held_out, mesh, leaves, capacities, methods, program)
@@ -159,13 +159,8 @@ def grid(config: Sparse, setting: Setting) -> Grid:
 
 def make_trainer(config: Sparse, setting: Setting) -> Trainer:
     """What trains a method; see `experiments.study.run.Trainer`."""
-    comparison = prepare(config)
-
-    def program(validation, **options):
-        # Diagnostics cost more than the step itself, and only the reported runs need them.
-        return comparison.program(setting["method"], not validation, **options)
-
-    steps = config.steps
+    comparison, steps = prepare(config), config.steps
+    program = functools.partial(comparison.program, setting["method"])
     return over_programs(program, comparison.held_out, steps, log_every=steps, trial_steps=steps)
 
 
