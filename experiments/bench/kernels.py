@@ -61,7 +61,7 @@ def _normal(size: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).standard_normal(size, np.float32))
 
 
-def _parts(codec: Codec, x: jax.Array, workers: int) -> dict[str, Callable[[], object]]:
+def parts(codec: Codec, x: jax.Array, workers: int) -> dict[str, Callable[[], object]]:
     """The compiled parts, called as on one of several workers."""
     coins = Coins(*jax.random.split(jax.random.key(0)))
     context = Context(coins, jax.jit(codec.init)(x), workers=workers, shape=x.shape)
@@ -92,7 +92,7 @@ def dither_table(size: int = SIZE, repetitions: int = 9) -> str:
     scale = 127 / jnp.max(jnp.abs(x))
     codes = floor(key, x, scale)
     plain = {"encode": lambda: floor(key, x, scale), "decode": lambda: multiply(codes, 1 / scale)}
-    runs = _parts(dither(bits=8), x, workers=1)
+    runs = parts(dither(bits=8), x, workers=1)
     seconds = medians(runs | {f"{name}, one line": run for name, run in plain.items()}, repetitions)
     limits = [
         (f"{name} over one line", seconds[name] / seconds[f"{name}, one line"], MAX_OF_PLAIN)
@@ -183,7 +183,7 @@ def sparse_table(size: int = SIZE, repetitions: int = 9) -> str:
     largest = jax.jit(lambda x: lax.top_k(jnp.abs(x.ravel()), round(TOP * x.size)))
     runs = {"top_k": lambda: largest(x)}
     for name, codec in SPARSE.items():
-        runs |= {f"{name}: {part}": run for part, run in _parts(codec, x, WORKERS).items()}
+        runs |= {f"{name}: {part}": run for part, run in parts(codec, x, WORKERS).items()}
     seconds = medians(runs, repetitions)
     limits = [
         (f"{part}, ms", 1e3 * seconds[part], MAX_MILLISECONDS)
