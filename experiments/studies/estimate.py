@@ -122,7 +122,6 @@ def measure(
     variance = np.square(updates - average).sum() / scale / max(1, draws - 1)
     return {
         "error": float(errors.mean()),
-        "error_sd": float(errors.std(ddof=1)) if draws > 1 else math.nan,
         "squared_bias": float(np.square(average - mean).sum() / scale - variance / draws),
     }
 

@@ -30,7 +30,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -196,7 +195,7 @@ def describe_environment() -> str:
     return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
 
 
-class Record:
+class Record(contextlib.AbstractContextManager):
     """A record that is valid at any time; without a folder, it keeps nothing.
 
     Until `finish`, the config states that the study is not finished. An interrupt in its `with`
@@ -252,15 +251,7 @@ class Record:
             (self.folder / METRICS).unlink()
             self._write_config(finished=True)
 
-    def __enter__(self) -> "Record":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if self.folder and isinstance(error, KeyboardInterrupt):
             raise Interrupted(f"{self.folder} is a partial record.") from error
 
