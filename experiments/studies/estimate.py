@@ -301,5 +301,4 @@ ESTIMATE = Study(
         joined=lambda line: line.where.partition(":")[0],
     )],
     seeds=lambda config: sorted({*config.steps}),
-    headline=("error", "bits_per_coordinate"),
 )  # fmt: skip

@@ -381,7 +381,7 @@ def prose(results: Results) -> list[str]:
 
 GOSSIP = Study(
     "gossip", Gossip, settings, train, TABLE, prose, (FIGURE,), CLAIMS,
-    shares=("graph", "method"), headline=("late_loss", "late_ratio"),
+    shares=("graph", "method"),
     grid=lambda config, setting: {"learning_rate": (config.learning_rates,)},
     budget=lambda config: len(config.learning_rates),
 )  # fmt: skip

@@ -401,5 +401,4 @@ LOSS = Study(
     ),
     CLAIMS, grid=grid, interleaved=True, derive=derive, inputs=inputs,
     budget=lambda config: config.trials,
-    headline=("held_out", "milliseconds"),
 )  # fmt: skip

@@ -298,7 +298,6 @@ PACE = Study(
         across=("clock",), x=(Axis("seconds", "seconds"),), y=Axis("train_loss", "training loss"),
         at=None)],
     inputs=measured, interleaved=True, shares=("clock",), derive=add_speedups,
-    headline=("seconds_to_loss",),
 )  # fmt: skip
 
 
@@ -468,7 +467,7 @@ BUDGETS = Study(
     derive=lambda rows: targets.add_targets(
         rows, ("slowdown",), REFERENCE, "train_loss", ("seconds",), interpolated=True
     ),
-    shares=("method",), headline=("step_milliseconds", "of equal"),
+    shares=("method",),
     grid=lambda config, setting: {"learning_rate": (RATES,)},
     budget=lambda config: len(RATES),
 )  # fmt: skip

@@ -324,5 +324,4 @@ SPARSE = Study(
     grid=grid,
     budget=lambda config: config.trials,
     facts=facts,
-    headline=("test_loss", "sparse_bytes"),
 )

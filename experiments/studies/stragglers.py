@@ -369,7 +369,7 @@ def is_sooner(method: str, reference: Setting) -> Any:
 
 STRAGGLERS = Study(
     "stragglers", Stragglers, settings, train, TIMES, prose, grid=grid, derive=derive, facts=facts,
-    shares=(), headline=("seconds to target", "reached"),
+    shares=(),
     budget=lambda config: config.trials, figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,

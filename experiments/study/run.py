@@ -90,7 +90,6 @@ class Study:
         settings whose times are compared are measured at about the same time.
       facts: `config -> facts`, with the keys that they are about; recorded before the runs.
       derive: Adds columns that depend on other rows; for table, figures and claims.
-      headline: The columns of the table in the lines of progress.
       exit_code: `results -> exit code` of the command.
     """
 
@@ -110,7 +109,6 @@ class Study:
     interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
-    headline: tuple[str, ...] = ()
     exit_code: Callable[[Results], int] = lambda results: 0
 
     @property
@@ -202,23 +200,12 @@ def run(
             train("run", setting, seed, parameters, **tuned)
         now, is_recorded = time.perf_counter(), len(rows) == before
         done_before += is_recorded  # Parts of an earlier session cost no time.
-        said += _headline(study, rows, setting)
         line = ", ".join([*said, "recorded" if is_recorded else show_duration(now - start)])
         if len(rows) > recorded and done < len(parts):
             left = (now - begun) / (done - done_before) * (len(parts) - done)
             line += f"; about {show_duration(left)} left"
         say(line)
     return rows
-
-
-def _headline(study: Study, rows: Sequence[Row], setting: Setting) -> list[str]:
-    """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""
-    if not study.headline:
-        return []
-    lines = study.table.lines(study.derive(rows))
-    own = [line for line in lines if line.group.keys.items() <= setting.items()][-1:]
-    shown = [column for column in study.table.columns if column.name in study.headline]
-    return [f"{each.heading} {each.cell(line[each.name])}" for line in own for each in shown]
 
 
 def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) -> Results:
