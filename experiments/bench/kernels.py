@@ -4,7 +4,6 @@ Each table is a function of the size of the array and the number of timings, and
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -104,19 +103,15 @@ def dither_table(size: int = SIZE, repetitions: int = 9) -> str:
 def quantize_table(size: int = SIZE, repetitions: int = 9) -> str:
     """The reference of `quantize` to 8 bits, in seconds summed over cores."""
     x, seeds = _normal(size), jnp.array([1, 2], jnp.uint32)
-    arguments, seconds = (x, jnp.max(jnp.abs(x)), seeds), {}
+    arguments = x, jnp.max(jnp.abs(x)), seeds
+    runs = {}
     for bits in VECTOR_BITS:
         encode = jax.jit(
             lambda *given: quantize(*given, levels=127, bits=8, implementation="reference"),
             compiler_options={"xla_cpu_prefer_vector_width": bits},
         )
-        jax.block_until_ready(encode(*arguments))  # Compiles.
-        times = []
-        for _ in range(repetitions):
-            start = time.process_time()
-            jax.block_until_ready(encode(*arguments))
-            times.append(time.process_time() - start)
-        seconds[f"vectors of {bits} bits"] = statistics.median(times)
+        runs[f"vectors of {bits} bits"] = functools.partial(encode, *arguments)
+    seconds = medians(runs, repetitions, time.process_time)
     limits = [
         (f"{name}, ns of a core", 1e9 * each / size, MAX_NANOSECONDS)
         for name, each in seconds.items()

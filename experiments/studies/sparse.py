@@ -18,8 +18,8 @@ from experiments.sparse_methods import (
     SPARSE_METHODS,
     Capacity,
     LeafDensity,
-    SparseVariant,
     measure_densities,
+    sparse_method,
 )
 from experiments.study import table as groups
 from experiments.study.claims import Claim, Results, is_at_most, is_no_worse
@@ -144,7 +144,7 @@ def prepare(config: Sparse) -> Comparison:
 
     def program(method, **options):
         return make_program(
-            task, SparseVariant(method, capacities, options), "adagrad",
+            task, sparse_method(method, capacities).tuned(**options), "adagrad",
             config.learning_rates[0], config.batch, mesh,
             simulated=True, with_errors=False,
         )  # fmt: skip
@@ -173,8 +173,8 @@ def facts(config: Sparse) -> Iterator[Row]:
         if leaf.is_sparse:
             gradients[leaf.leaf] = jax.ShapeDtypeStruct((workers, *leaf.shape), np.float32)
     for method in comparison.methods:
-        variant = SparseVariant(method, comparison.capacities)
-        sent = count_bytes(variant, gradients, comparison.mesh)
+        built = sparse_method(method, comparison.capacities)
+        sent = count_bytes(built, gradients, comparison.mesh)
         yield {"about": "sparse", "method": method, "workers": workers, "sparse_bytes": sent}
 
 

@@ -12,8 +12,8 @@ from experiments.errors import ExperimentError
 from experiments.sparse_methods import (
     SPARSE_METHODS,
     Capacity,
-    SparseVariant,
     measure_densities,
+    sparse_method,
 )
 from experiments.studies.sparse import S2, SPARSE, Sparse
 from experiments.study import run as command
@@ -91,9 +91,9 @@ def test_densities_are_those_of_the_words_in_a_batch(text: str) -> None:
 
 
 def sent(name: str, **options: float) -> float:
-    variant = SparseVariant(name, {"a/b": Capacity(0.05, 0.25, 0.1, 0.3)}, options)
+    method = sparse_method(name, {"a/b": Capacity(0.05, 0.25, 0.1, 0.3)}).tuned(**options)
     gradients = {"a/b": jax.ShapeDtypeStruct((WORKERS, ROWS, WIDTH), np.float32)}
-    return count_bytes(variant, gradients, make_mesh(WORKERS))
+    return count_bytes(method, gradients, make_mesh(WORKERS))
 
 
 def test_bytes_are_those_of_the_sparse_leaves() -> None:
