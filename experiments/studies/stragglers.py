@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.errors import ExperimentError, select
+from experiments.errors import select
 from experiments.studies import _events as events
 from experiments.studies import _windows as windows
 from experiments.studies._events import STRATEGIES
@@ -118,14 +118,14 @@ def settings(config: Stragglers) -> list[Setting]:
     """The settings of the requested datasets, speeds, methods and forms.
 
     Raises:
-      ExperimentError: If a name is unknown, or there is no setting of all names.
+      ExperimentError: If a name is unknown.
     """
     every = {"datasets": SPEEDS_OF, "speeds": SPEEDS, "methods": {**METHODS, **STRATEGIES},
              "forms": (*FORMS, EVENTS)}  # fmt: skip
     datasets, speeds, methods, forms = (
         select(getattr(config, name), [*names], f"--{name}") for name, names in every.items()
     )
-    found = [
+    return [
         {"dataset": dataset, "speeds": speed, "method": method, "form": form}
         for dataset in datasets
         for speed in SPEEDS_OF[dataset]
@@ -133,9 +133,6 @@ def settings(config: Stragglers) -> list[Setting]:
         for form in (windows.forms_of(method, speed) if method in METHODS else [EVENTS])
         if speed in speeds and form in forms
     ]
-    if not found:
-        raise ExperimentError("No requested dataset has one of the --speeds and --forms.")
-    return found
 
 
 def facts(config: Stragglers) -> list[Row]:

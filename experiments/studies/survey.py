@@ -7,11 +7,10 @@ import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.lines import Line2D
 
-from experiments.errors import ExperimentError
 from experiments.methods import (
     ALL_LABELS,
     DEFAULT_RATES,
@@ -52,7 +51,7 @@ from experiments.study.table import (
     tuned_beside,
 )
 from experiments.study.targets import add_targets, reached
-from experiments.study.tuning import Grid, Values
+from experiments.study.tuning import Grid
 from experiments.trainer import OPTIMIZER_TITLES, load_task, make_trainer
 
 CLAIMED = ("mean_bfloat16", "two_stage:4", "ef_top_1_percent")
@@ -80,7 +79,7 @@ class Survey(Options):
     """digits, and longer tasks: text, glyphs, or others as DATASET:PATH"""
     methods: tuple[str, ...] = ("all",)
     """methods to compare, each METHOD or METHOD:BITS, or all"""
-    optimizers: tuple[str, ...] = ("sgd",)
+    optimizers: tuple[Literal["sgd", "adam"], ...] = ("sgd",)
     """sgd (momentum 0.9), adam, or both"""
     seeds: int = 5
     """number of seeds"""
@@ -123,7 +122,7 @@ class Digits(Survey):
         *("mean", "mean_bfloat16", "global_qsgd:8", "global_qsgd:16", "qsgd"),
         *CONTROLS,
     )
-    optimizers: tuple[str, ...] = ("sgd", "adam")
+    optimizers: tuple[Literal["sgd", "adam"], ...] = ("sgd", "adam")
     batch: int = 256
     trials: int | None = None
     points: int = 6
@@ -176,8 +175,6 @@ def settings(config: Survey) -> Sequence[Setting]:
     """All methods on digits, and the selected ones on other tasks; or the methods of the config."""
     # The warning is about few levels, which are intended here.
     warnings.filterwarnings("ignore", "`bits`=", UserWarning)
-    if unknown := {*config.optimizers} - DEFAULT_RATES.keys():
-        raise ExperimentError(f"--optimizers must be of sgd and adam, got {min(unknown)!r}.")
     found = [
         {"task": task, "optimizer": optimizer, "method": method}
         for task in dict.fromkeys(name.partition(":")[0] for name in config.tasks)
@@ -193,12 +190,8 @@ def grid(config: Survey, setting: Setting) -> Grid | None:
     """The learning rates, and the options of the method; then every second rate."""
     if not config.trials:
         return None
-    options = {n: Values(*each) for n, each in parse_method(setting["method"]).grid.items()}
-    rates = sorted(set(config.learning_rates))
-    return {
-        "learning_rate": Values(tuple(rates[1::2] if options and rates[1:] else rates)),
-        **options,
-    }
+    options, rates = parse_method(setting["method"]).grid, sorted(set(config.learning_rates))
+    return {"learning_rate": (rates[1::2] if options and rates[1:] else rates,), **options}
 
 
 def derive(rows: Sequence[Row]) -> Sequence[Row]:

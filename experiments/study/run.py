@@ -314,6 +314,8 @@ def main(study: Study, config: Any) -> int:
         if config.resume:
             config, record = recording.resumed_record(config, study.name, study.stated)
         settings, seeds = len(study.settings(config)), len(study.seeds(config))
+        if not settings:
+            raise ExperimentError("no setting has all requested names, such as --methods.")
         if not config.resume:
             record = recording.new_record(config, study.name)
             record.write(STATED, study.stated)

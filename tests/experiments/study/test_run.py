@@ -218,6 +218,8 @@ def test_a_finished_record_is_regenerated_without_training(
 def test_a_continued_record_keeps_its_options_claims_and_study(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="--methods has the unknown x"):
         main(make(Counting()), Config(methods=("x",), records=str(tmp_path)))
+    with pytest.raises(ExperimentError, match="no setting has all requested names"):
+        main(make(Counting()), Config(methods=(), records=str(tmp_path)))
     assert not [*tmp_path.iterdir()]  # Wrong options leave no record.
     with pytest.raises(Interrupted):
         main(make(Counting(1)), Config(seeds=3, records=str(tmp_path)))
