@@ -113,11 +113,6 @@ class Method:
         """Whether its update is a vote on signs, whose compression error means nothing."""
         return self.kind == "signs"
 
-    @property
-    def build_with_diagnostics(self) -> Build:
-        """What builds the aggregator for a step that reports; these report nothing here."""
-        return self.build
-
     def tuned(self, **options: Any) -> "Method":
         """The same method with other options of its grid."""
         return dataclasses.replace(self, build=partial(self.build, **options)) if options else self

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import jaxcomm
-from experiments.methods import BASELINE
+from experiments.methods import BASELINE, Method
 from experiments.tasks.task import Batch, Task
 from jaxcomm.aggregation._rows import to_cyclic_rows
 from jaxcomm.compression.feedback import error_feedback
@@ -95,7 +95,7 @@ class SparseMethod(NamedTuple):
 
     Attributes:
       sends: A description of what a worker sends, for the README.
-      build: `(capacity, *, seed, diagnostics, **options) -> aggregator`.
+      build: `(capacity, *, seed, **options) -> aggregator`.
       grid: Options of `build` that are tuned; see `experiments.methods.Method`. They do not change
         the bytes.
     """
@@ -151,8 +151,8 @@ SPARSE_METHODS = {
     ),
     "sparcml": SparseMethod(
         "its rows to one worker, then sums of two, of four, ... workers (SparCML)",
-        lambda capacity, *, seed, diagnostics: jaxcomm.sparcml(
-            density=capacity.worker, union_density=capacity.union, diagnostics=diagnostics
+        lambda capacity, seed: jaxcomm.sparcml(
+            density=capacity.worker, union_density=capacity.union
         ),
     ),
     "parallax": SparseMethod(
@@ -205,29 +205,20 @@ SPARSE_METHODS = {
 """The methods by name."""
 
 
-class SparseVariant(NamedTuple):
+def sparse_method(label: str, capacities: Mapping[str, Capacity]) -> Method:
     """A method for the sparse leaves of a model, with `jaxcomm.mean()` for the other leaves.
 
-    Attributes:
-      label: The name of the method.
+    Its aggregator also accepts a dict of the sparse leaves by path.
+
+    Args:
+      label: The name of the method, whose options are those of `Method.build`.
       capacities: The capacity for each sparse leaf, by path.
-      options: The tuned options of the method.
-      has_momentum: As `is_vote` and `stage`, see `experiments.methods.Method`.
     """
 
-    label: str
-    capacities: Mapping[str, Capacity]
-    options: Mapping[str, Any] = {}
-    has_momentum: bool = False
-    is_vote: bool = False
-    stage: None = None
-
-    def build(self, seed: Any, *, diagnostics: bool = False) -> optax.GradientTransformation:
-        """The aggregator of all leaves; it also accepts a dict of the sparse leaves by path."""
-        build = SPARSE_METHODS[self.label].build
+    def build(seed, **options):
         aggregators = {
-            path: build(capacity, seed=seed, diagnostics=diagnostics, **self.options)
-            for path, capacity in self.capacities.items()
+            path: SPARSE_METHODS[label].build(capacity, seed=seed, **options)
+            for path, capacity in capacities.items()
         }
 
         def labels(tree):
@@ -236,6 +227,4 @@ class SparseVariant(NamedTuple):
 
         return optax.partition({**aggregators, DENSE: jaxcomm.mean()}, labels)
 
-    def build_with_diagnostics(self, seed: Any) -> optax.GradientTransformation:
-        """The same aggregator, which reports diagnostics."""
-        return self.build(seed, diagnostics=True)
+    return Method(build, "unbiased", label)

@@ -1,4 +1,4 @@
-"""The training loop: the compiled step of a method, what a run logs, and its diagnostics."""
+"""The training loop: the compiled step of a method, what a run logs, and its errors."""
 
 import functools
 import math
@@ -32,36 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any, float | None], optax.GradientTransformation
 OPTIMIZER_TITLES = {"sgd": "SGD with momentum", "adam": "Adam", "adagrad": "Adagrad"}
 MOMENTUM = 0.9
 
-RECORDED_MAXIMA = {
-    "expected_error": "the predicted error of estimates, relative to the squared norm",
-    "overflow": (
-        "the fraction of rows of one worker above the capacity (for `union`, of rows of the union)"
-    ),
-    "union_density": "the fraction of rows in the union",
-    "unpeeled": "the fraction of the union that peeling did not decode",
-}
-"""Diagnostics of aggregators whose maximum over steps is recorded, and what they are."""
-
 UPDATE_ERROR = "update_error"
-
-
-def read_diagnostics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The diagnostics of a step by name: the largest, if several aggregators report the name."""
-    values: dict[str, float] = {}
-    for path, value in jax.device_get(dict(metrics)).items():
-        if path.startswith("diagnostics/"):
-            name = path.rsplit("/")[-1]
-            values[name] = max(values.get(name, float(value)), float(value))
-    return values
-
-
-def update_maxima(maxima: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
-    """The maxima with the new values, for each name in `RECORDED_MAXIMA` that has a value."""
-    return {
-        f"max_{name}": max(maxima.get(f"max_{name}", values[name]), values[name])
-        for name in RECORDED_MAXIMA
-        if name in values
-    }
 
 
 def relative_error(update: Any, gradient: Any) -> jax.Array:
@@ -84,8 +55,7 @@ def with_error(
 ) -> optax.GradientTransformationExtraArgs:
     """The aggregator, which also reports the relative squared error of its update.
 
-    The diagnostic is `UPDATE_ERROR`, NaN for methods without gradients. Aggregators with
-    `diagnostics=True` report another error, of the payload of one worker.
+    It is NaN for methods without gradients.
     """
 
     def init(params: Any) -> WithErrorState:
@@ -216,7 +186,7 @@ def make_program(
     mesh: Mesh,
     *,
     simulated: bool = False,
-    with_diagnostics: bool = True,
+    with_errors: bool = True,
 ) -> Program:
     """Builds the step, which is compiled at its first call.
 
@@ -228,7 +198,7 @@ def make_program(
       batch: Examples per step.
       mesh: The workers.
       simulated: Whether one device simulates all workers, which is faster.
-      with_diagnostics: Whether the error and diagnostics of aggregators are measured, at a cost.
+      with_errors: Whether the errors of updates are measured, at a cost.
 
     Raises:
       ExperimentError: If the method does not support the number of workers, or the batch cannot be
@@ -237,10 +207,10 @@ def make_program(
     if batch % mesh.size:
         raise ExperimentError(f"--batch {batch} is not divisible by {mesh.size} workers")
     momentum = None if method.has_momentum else MOMENTUM
-    reports_error = simulated and with_diagnostics
+    reports_error = simulated and with_errors
 
     def transformation(seed: Any, learning_rate: Any, error: bool) -> optax.GradientTransformation:
-        aggregator = (method.build_with_diagnostics if error else method.build)(seed=seed)
+        aggregator = method.build(seed=seed)
         rated = optax.inject_hyperparams(lambda rate: OPTIMIZERS[optimizer](rate, momentum))
         return optax.chain(with_error(aggregator) if error else aggregator, rated(learning_rate))
 
@@ -273,7 +243,7 @@ def make_program(
     except ValueError as error:
         raise ExperimentError(str(error)) from error
     measure: Callable[..., Any] | None = lambda *_: math.nan  # noqa: E731
-    if with_diagnostics:
+    if with_errors:
         measure = None if reports_error else make_compression_error(task, method, mesh)
     step = make_step(reports_error)
     return Program(task, method, learning_rate, step, first, batches, measure, account)
@@ -298,7 +268,7 @@ def train(
     task = program.task
     params, opt_state = program.first(seed, program.learning_rate)
     batches = program.batches(task, seed)
-    milliseconds, errors, maxima, bytes_sent = [], [], {}, 0.0
+    milliseconds, errors, bytes_sent = [], [], 0.0
     for number in range(1, steps + 1):
         batch = next(batches)
         bytes_sent += program.bytes_of_step(opt_state)
@@ -312,10 +282,9 @@ def train(
         milliseconds.append(1e3 * (time.perf_counter() - start))
         if finite_on:
             _require_finite(task, number, batch_loss, before, params, batch, finite_on)
-        maxima |= update_maxima(maxima, diagnostics := read_diagnostics(metrics))
         if logged:
             if not program.compression_error:
-                errors.append(diagnostics[UPDATE_ERROR])
+                errors.append(float(metrics[f"diagnostics/{UPDATE_ERROR}"]))
             if program.method.is_vote:
                 errors[-1] = math.nan
             train_loss, train_accuracy = task.train_score(params)
@@ -336,7 +305,6 @@ def train(
         "bytes_per_step": bytes_sent / steps,
         "compression_error": statistics.mean(errors),
         "step_milliseconds": statistics.median(milliseconds),
-        **maxima,
     }
 
 
@@ -371,7 +339,7 @@ def over_programs(
     Learning rates and seeds share a program.
 
     Args:
-      program_of: `(validation, **options of the method) -> program`, called once per combination.
+      program_of: `**options of the method -> program`, called once per combination.
       held_out: The task of trials, whose test set is a validation set.
       steps: The steps of a run.
       log_every: The steps between two logged points of a run.
@@ -383,7 +351,7 @@ def over_programs(
         setting: Any, seed: int, parameters: Mapping[str, Any], *, validation: bool
     ) -> Iterator[dict[str, Any]]:
         options = {name: value for name, value in parameters.items() if name != "learning_rate"}
-        program = cached(validation, **options)
+        program = cached(**options)
         if "learning_rate" in parameters:
             program = program._replace(learning_rate=parameters["learning_rate"])
         if not validation:
@@ -424,9 +392,9 @@ def make_trainer(
     method, mesh = parse_method(label), make_mesh(config.devices)
     held_out = task.hold_out(config.batch) if trial_steps else task
 
-    def program_of(validation: bool, **options: Any) -> Program:
+    def program_of(**options: Any) -> Program:
         arguments = optimizer, DEFAULT_RATES[optimizer], config.batch, mesh
         return make_program(task, method.tuned(**options), *arguments, simulated=simulated)
 
-    program_of(False)  # Finds wrong options.
+    program_of()  # Finds wrong options.
     return over_programs(program_of, held_out, steps, log_every, trial_steps or steps)

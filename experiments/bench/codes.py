@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.bench.kernels import parts
 from experiments.bench.trainings import draw, first_weights, loss
 from experiments.timing import medians
 from jaxcomm import Context
@@ -48,23 +49,16 @@ def updates() -> dict[str, jax.Array]:
 
 def measure(x: jax.Array, inner: Any, codec: Any) -> Sequence[str]:
     """The numbers of a code of one codec's integers, for one update."""
-    context = Context.of(x, memory=codec.init(x))
-    context = context.replace(statistics=codec.measure(context, x))
-    encode = jax.jit(lambda context, x: codec.encode(context, x)[0])
-    decode = jax.jit(lambda context, payload: codec.decode(context.received(), payload))
-    payload = encode(context, x)
-    plain = jax.jit(lambda context, x: inner.encode(context, x)[0])(context, x)
-    integers = inner.fast.integers
-    values, rest = integers.split(context, plain)
+    coded, plain = parts(codec, x, workers=1), parts(inner, x, workers=1)["encode"]()
+    payload, integers = coded["encode"](), inner.fast.integers
+    values, rest = integers.split(Context.of(x), plain)
     shares = np.unique(np.asarray(values), return_counts=True)[1] / values.size
 
     def bits(tree):
         return 8 * sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) / values.size
 
     beside = bits((payload.headers, payload.table))
-    seconds = medians(
-        {"encode": lambda: encode(context, x), "decode": lambda: decode(context, payload)}, REPEATS
-    )
+    seconds = medians({name: coded[name] for name in ("encode", "decode")}, REPEATS)
     return (
         "" if integers.kind == "indices" else f"{-shares @ np.log2(shares):.2f}",
         f"{bits(plain) - bits(rest):.2f}",

@@ -4,7 +4,6 @@ Each table is a function of the size of the array and the number of timings, and
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -61,7 +60,7 @@ def _normal(size: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).standard_normal(size, np.float32))
 
 
-def _parts(codec: Codec, x: jax.Array, workers: int) -> dict[str, Callable[[], object]]:
+def parts(codec: Codec, x: jax.Array, workers: int) -> dict[str, Callable[[], object]]:
     """The compiled parts, called as on one of several workers."""
     coins = Coins(*jax.random.split(jax.random.key(0)))
     context = Context(coins, jax.jit(codec.init)(x), workers=workers, shape=x.shape)
@@ -92,7 +91,7 @@ def dither_table(size: int = SIZE, repetitions: int = 9) -> str:
     scale = 127 / jnp.max(jnp.abs(x))
     codes = floor(key, x, scale)
     plain = {"encode": lambda: floor(key, x, scale), "decode": lambda: multiply(codes, 1 / scale)}
-    runs = _parts(dither(bits=8), x, workers=1)
+    runs = parts(dither(bits=8), x, workers=1)
     seconds = medians(runs | {f"{name}, one line": run for name, run in plain.items()}, repetitions)
     limits = [
         (f"{name} over one line", seconds[name] / seconds[f"{name}, one line"], MAX_OF_PLAIN)
@@ -104,19 +103,15 @@ def dither_table(size: int = SIZE, repetitions: int = 9) -> str:
 def quantize_table(size: int = SIZE, repetitions: int = 9) -> str:
     """The reference of `quantize` to 8 bits, in seconds summed over cores."""
     x, seeds = _normal(size), jnp.array([1, 2], jnp.uint32)
-    arguments, seconds = (x, jnp.max(jnp.abs(x)), seeds), {}
+    arguments = x, jnp.max(jnp.abs(x)), seeds
+    runs = {}
     for bits in VECTOR_BITS:
         encode = jax.jit(
             lambda *given: quantize(*given, levels=127, bits=8, implementation="reference"),
             compiler_options={"xla_cpu_prefer_vector_width": bits},
         )
-        jax.block_until_ready(encode(*arguments))  # Compiles.
-        times = []
-        for _ in range(repetitions):
-            start = time.process_time()
-            jax.block_until_ready(encode(*arguments))
-            times.append(time.process_time() - start)
-        seconds[f"vectors of {bits} bits"] = statistics.median(times)
+        runs[f"vectors of {bits} bits"] = functools.partial(encode, *arguments)
+    seconds = medians(runs, repetitions, time.process_time)
     limits = [
         (f"{name}, ns of a core", 1e9 * each / size, MAX_NANOSECONDS)
         for name, each in seconds.items()
@@ -183,7 +178,7 @@ def sparse_table(size: int = SIZE, repetitions: int = 9) -> str:
     largest = jax.jit(lambda x: lax.top_k(jnp.abs(x.ravel()), round(TOP * x.size)))
     runs = {"top_k": lambda: largest(x)}
     for name, codec in SPARSE.items():
-        runs |= {f"{name}: {part}": run for part, run in _parts(codec, x, WORKERS).items()}
+        runs |= {f"{name}: {part}": run for part, run in parts(codec, x, WORKERS).items()}
     seconds = medians(runs, repetitions)
     limits = [
         (f"{part}, ms", 1e3 * seconds[part], MAX_MILLISECONDS)

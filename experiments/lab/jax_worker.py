@@ -18,7 +18,7 @@ from experiments.lab import inputs, worker
 from experiments.lab.methods import CONTROL, LabMethod, before, find
 from experiments.lab.models import LOSSES
 from experiments.lab.worker import LEARNING_RATE
-from experiments.sparse_methods import SparseVariant, measure_densities
+from experiments.sparse_methods import measure_densities, sparse_method
 from experiments.tasks.task import Task
 from jaxcomm import launch
 
@@ -52,7 +52,7 @@ def load_words(workers: int) -> tuple[Callable, inputs.Inputs, Callable]:
     def find_sparse(label, seed):
         if label == CONTROL:
             return find(label)
-        return before(lambda: SparseVariant(label, capacities).build(seed))
+        return before(lambda: sparse_method(label, capacities).build(seed))
 
     read = inputs.Inputs(lambda seed: jax.device_get(task.first_weights(seed)), batch)
     return task.loss, read, find_sparse

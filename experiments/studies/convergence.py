@@ -459,5 +459,4 @@ def prose(results: Results) -> list[str]:
 CONVERGENCE = Study(
     "convergence", Convergence, settings, train, TABLE, prose, (Exponents(), COUNTEREXAMPLES),
     CLAIMS, shares=("cell", "workers", "strength"), derive=derive,
-    headline=("steps_exponent", "workers_exponent", "constant_exponent"),
 )  # fmt: skip

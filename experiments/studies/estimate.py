@@ -20,6 +20,7 @@ from experiments.study.plot import Axis, Points
 from experiments.study.run import CLAIMS, PROVENANCE, TABLE, TUNING, Options, Setting, Study
 from experiments.study.table import (
     Column,
+    Group,
     Line,
     Table,
     Value,
@@ -27,7 +28,6 @@ from experiments.study.table import (
     first,
     key,
     mean_of,
-    ratio_of,
 )
 from experiments.trainer import count_bytes, load_task, make_mesh, make_program
 
@@ -122,7 +122,6 @@ def measure(
     variance = np.square(updates - average).sum() / scale / max(1, draws - 1)
     return {
         "error": float(errors.mean()),
-        "error_sd": float(errors.std(ddof=1)) if draws > 1 else math.nan,
         "squared_bias": float(np.square(average - mean).sum() / scale - variance / draws),
     }
 
@@ -200,6 +199,16 @@ def train(config: Estimate, setting: Setting) -> Callable[..., Iterator[Mapping[
 
 def unless_exact(value: Value) -> Value:
     return lambda group: value(group) if mean_of("error")(group) > EXACT else None
+
+
+def ratio_of(total: str, count: str) -> Value:
+    """The mean of a column over that of another; None without them."""
+
+    def value(group: Group) -> float | None:
+        ratio = mean_of(total)(group) / mean_of(count)(group)
+        return None if math.isnan(ratio) else ratio
+
+    return value
 
 
 bias, bits = unless_exact(ratio_of("squared_bias", "error")), first("bits_per_coordinate")
@@ -292,5 +301,4 @@ ESTIMATE = Study(
         joined=lambda line: line.where.partition(":")[0],
     )],
     seeds=lambda config: sorted({*config.steps}),
-    headline=("error", "bits_per_coordinate"),
 )  # fmt: skip

@@ -332,5 +332,4 @@ LAB = Study(
            y=Axis("milliseconds", "milliseconds per step"), size=(6.0, 5.0),
            style=marked_style("mean", [*PEERS]), banded=lambda name: False),),
     CLAIMS, seeds=lambda config: range(config.rounds), interleaved=True, derive=derive,
-    headline=("milliseconds", "over_mean"),
 )  # fmt: skip

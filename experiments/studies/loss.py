@@ -32,7 +32,7 @@ from experiments.study.table import (
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget, Grid
+from experiments.study.tuning import Grid
 
 METHODS = (
     *("mean", "mean_bfloat16", "global_qsgd:8", "power_sgd_rank_4"),
@@ -242,19 +242,6 @@ def seconds_to_target(group: Group) -> Estimate | None:
     return interval(TIME)(group)
 
 
-def show_seconds(seconds: Estimate) -> str:
-    """Seconds and their interval.
-
-    Example:
-      >>> show_seconds(Estimate(20.0, 18.0, 22.0)), show_seconds(Estimate(*[math.inf] * 3))
-      ('20.0 [18.0, 22.0]', 'not reached')
-    """
-    if math.isinf(seconds.mean):
-        return "not reached"
-    interval = "" if math.isnan(seconds.low) else f" [{seconds.low:.1f}, {seconds.high:.1f}]"
-    return f"{seconds.mean:.1f}{interval}"
-
-
 def confirmed(group: Group) -> float | None:
     """The measured seconds of a training over the link, divided by steps times step time."""
     for run in group.runs:
@@ -275,7 +262,12 @@ TABLE = Table(
         Column("steps to target", targets.needed("step"), ".0f", "steps_to_target"),
         Column("reached", targets.reached("step")),
         Column("ms/step [range]", extent("milliseconds"), ".0f", "milliseconds"),
-        Column("seconds to target [95 %]", seconds_to_target, show_seconds, TIME),
+        Column(
+            "seconds to target [95 %]",
+            seconds_to_target,
+            functools.partial(targets.show_ratio, digits=1),
+            TIME,
+        ),
         Column("of DDP's", difference(TIME, log=True), targets.show_ratio, "over_ddp"),
         Column("measured / predicted", confirmed, ".3f", "confirmed"),
     ),
@@ -408,6 +400,5 @@ LOSS = Study(
               style=STYLE, banded=lambda name: False),
     ),
     CLAIMS, grid=grid, interleaved=True, derive=derive, inputs=inputs,
-    budget=lambda config: Budget(config.trials),
-    headline=("held_out", "milliseconds"),
+    budget=lambda config: config.trials,
 )  # fmt: skip

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
@@ -18,6 +16,7 @@ from jax.sharding import AxisType, Mesh
 import jaxcomm
 from experiments import cluster
 from experiments.errors import ExperimentError, select
+from experiments.methods import Method
 from experiments.study import run as readme
 from experiments.study import targets
 from experiments.study.claims import Claim, Results, is_better, is_equivalent, is_no_worse
@@ -37,9 +36,9 @@ from experiments.study.table import (
     spread,
     tuned,
 )
-from experiments.study.tuning import Budget
 from experiments.tasks.partitions import orders
 from experiments.tasks.task import Task
+from experiments.trainer import make_mesh, make_program, over_programs
 from jaxcomm import synchronization
 from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
@@ -299,7 +298,6 @@ PACE = Study(
         across=("clock",), x=(Axis("seconds", "seconds"),), y=Axis("train_loss", "training loss"),
         at=None)],
     inputs=measured, interleaved=True, shares=("clock",), derive=add_speedups,
-    headline=("seconds_to_loss",),
 )  # fmt: skip
 
 
@@ -386,43 +384,30 @@ def seconds_of(account: Account, slowdown: float) -> float:
 
 def train_on_links(config: Budgets, setting: Setting) -> Trainer:
     """The trainer of a method; only the clock depends on the slow link."""
-    task = Task("digits")
-    tasks, (_, build, *bits) = (task, task.hold_out(BATCH)), MEANS[setting["method"]]
-
-    def make(rate, seed):
-        """The first weights and state, and the step."""
-        tx = optax.chain(build(*bits, seed), optax.sgd(rate, 0.9))
-        params = tasks[0].first_weights(seed)
-        step = jaxcomm.simulate(tasks[0].loss, tx, WORKERS)
-        return params, jaxcomm.init(tx, params, WORKERS), step
-
-    @jax.jit
-    def advance(rate, carried, batches):
-        *_, step = make(rate, 0)  # The seed is in the state.
-        return jax.lax.scan(lambda carry, batch: (step(*carry, batch)[:2], None), carried, batches)
+    task, (_, build, *bits) = Task("digits"), MEANS[setting["method"]]
+    method = Method(lambda seed: build(*bits, seed), "unbiased")
+    program = make_program(
+        task, method, "sgd", RATES[0], BATCH, make_mesh(WORKERS),
+        simulated=True, with_errors=False,
+    )  # fmt: skip
+    run = over_programs(
+        lambda: program, task.hold_out(BATCH), config.steps, LOG_EVERY, config.steps // 2
+    )
 
     @functools.cache
     def trained(seed, rate, validation):
-        task, points, (*carried, _) = tasks[validation], [], make(0.1, seed)
-        batches = task.batches(seed, BATCH)
-        for done in range(LOG_EVERY, config.steps // (1 + validation) + 1, LOG_EVERY):
-            given = [np.stack(x) for x in zip(*itertools.islice(batches, LOG_EVERY), strict=True)]
-            carried, _ = advance(jnp.float32(rate), tuple(carried), tuple(given))
-            points.append({"step": done, "train_loss": task.train_score(carried[0])[0]})
-        if validation:
-            return [{"validation_loss": task.test_score(carried[0])[0]}]
-        late = mean([each["train_loss"] for each in points[len(points) // 2 :]])
-        return [*points, {"late_loss": late, "train_loss": points[-1]["train_loss"]}]
-
-    *start, step = make(0.1, 0)
-    account = jaxcomm.wire.account(step, *start, next(tasks[0].batches(0, BATCH)))
+        return [*run(setting, seed, {"learning_rate": rate}, validation=validation)]
 
     def trainer(setting, seed, parameters, *, validation):
         *points, end = trained(seed, parameters["learning_rate"], validation)
-        seconds = STEP_SECONDS + seconds_of(account, setting["slowdown"])
+        if validation:
+            yield end
+            return
+        seconds = STEP_SECONDS + seconds_of(program.account, setting["slowdown"])
         for point in points:
             yield {**point, "seconds": point["step"] * seconds}
-        yield {**end, "step_milliseconds": 1e3 * seconds}
+        late = mean([each["train_loss"] for each in points[len(points) // 2 :]])
+        yield {**end, "late_loss": late, "step_milliseconds": 1e3 * seconds}
 
     return trainer
 
@@ -482,7 +467,7 @@ BUDGETS = Study(
     derive=lambda rows: targets.add_targets(
         rows, ("slowdown",), REFERENCE, "train_loss", ("seconds",), interpolated=True
     ),
-    shares=("method",), headline=("step_milliseconds", "of equal"),
+    shares=("method",),
     grid=lambda config, setting: {"learning_rate": (RATES,)},
-    budget=lambda config: Budget(len(RATES), 1),
+    budget=lambda config: len(RATES),
 )  # fmt: skip

@@ -18,12 +18,12 @@ from experiments.sparse_methods import (
     SPARSE_METHODS,
     Capacity,
     LeafDensity,
-    SparseVariant,
     measure_densities,
+    sparse_method,
 )
 from experiments.study import table as groups
 from experiments.study.claims import Claim, Results, is_at_most, is_no_worse
-from experiments.study.plot import Axis, Points, reference_band
+from experiments.study.plot import Axis, Points
 from experiments.study.record import Row, of_kind
 from experiments.study.run import (
     CLAIMS,
@@ -39,15 +39,17 @@ from experiments.study.run import (
 from experiments.study.table import (
     SEEDS,
     Column,
+    Group,
     Line,
     Table,
+    compared_with,
     fact_table,
     first,
     key,
     only_in_csv,
-    over,
+    over_reference,
 )
-from experiments.study.tuning import Budget, Grid
+from experiments.study.tuning import Grid
 from experiments.tasks.task import Task
 from experiments.trainer import (
     count_bytes,
@@ -107,7 +109,7 @@ class Comparison(NamedTuple):
       leaves: The density of every leaf.
       capacities: The capacity for each sparse leaf, by path.
       methods: The names of the methods.
-      program: `(method, with_diagnostics, **options) -> program`.
+      program: `(method, **options) -> program`.
     """
 
     held_out: Task
@@ -140,11 +142,11 @@ def prepare(config: Sparse) -> Comparison:
             "--batch or a larger --vocabulary."
         )
 
-    def program(method, with_diagnostics, **options):
+    def program(method, **options):
         return make_program(
-            task, SparseVariant(method, capacities, options), "adagrad",
+            task, sparse_method(method, capacities).tuned(**options), "adagrad",
             config.learning_rates[0], config.batch, mesh,
-            simulated=True, with_diagnostics=with_diagnostics,
+            simulated=True, with_errors=False,
         )  # fmt: skip
 
     return Comparison(held_out, mesh, leaves, capacities, methods, program)
@@ -157,13 +159,8 @@ def grid(config: Sparse, setting: Setting) -> Grid:
 
 def make_trainer(config: Sparse, setting: Setting) -> Trainer:
     """What trains a method; see `experiments.study.run.Trainer`."""
-    comparison = prepare(config)
-
-    def program(validation, **options):
-        # Diagnostics cost more than the step itself, and only the reported runs need them.
-        return comparison.program(setting["method"], not validation, **options)
-
-    steps = config.steps
+    comparison, steps = prepare(config), config.steps
+    program = functools.partial(comparison.program, setting["method"])
     return over_programs(program, comparison.held_out, steps, log_every=steps, trial_steps=steps)
 
 
@@ -176,9 +173,18 @@ def facts(config: Sparse) -> Iterator[Row]:
         if leaf.is_sparse:
             gradients[leaf.leaf] = jax.ShapeDtypeStruct((workers, *leaf.shape), np.float32)
     for method in comparison.methods:
-        variant = SparseVariant(method, comparison.capacities)
-        sent = count_bytes(variant, gradients, comparison.mesh)
+        built = sparse_method(method, comparison.capacities)
+        sent = count_bytes(built, gradients, comparison.mesh)
         yield {"about": "sparse", "method": method, "workers": workers, "sparse_bytes": sent}
+
+
+def deviations(group: Group) -> float:
+    """The difference of the mean loss from the reference, in its standard deviations over seeds."""
+    if group.reference is None:
+        return math.nan
+    loss = groups.spread("test_loss")
+    center, deviation = loss(group.reference)
+    return (loss(group).mean - center) / (deviation or math.nan)
 
 
 SENT = first("sparse_bytes", "fact")
@@ -191,11 +197,12 @@ MEASURED = Table(
         Column("ratio", groups.tuned("ratio")),
         Column("held-out loss", groups.spread("test_loss"), ".3f", "test_loss"),
         Column("from dense", groups.difference("test_loss"), "+z.3f", "paired_difference"),
-        Column("from dense, in its sd", groups.deviations("test_loss"), "+z.2f", "difference"),
+        Column("from dense, in its sd", deviations, "+z.2f", "difference"),
         Column("sparse bytes/worker/step", SENT, ",.0f", "sparse_bytes"),
-        Column("of dense", over(SENT, method="mean"), ".4f", "dense_ratio"),
-        Column("of all-gather", over(SENT, method="all_gather"), ".3f", "all_gather_ratio"),
-        only_in_csv("is_within", lambda group: groups.deviations("test_loss")(group) <= 1),
+        Column("of dense", over_reference(SENT), ".4f", "dense_ratio"),
+        Column("of all-gather", compared_with(over_reference(SENT), method="all_gather"), ".3f",
+               "all_gather_ratio"),
+        only_in_csv("is_within", lambda group: deviations(group) <= 1),
     ),
     reference={"method": "mean"},
 )  # fmt: skip
@@ -217,6 +224,16 @@ def mark(line: Line) -> dict[str, Any]:
     family, color = families.get(line["method"], ("other", "tab:orange"))
     marker, where = ("o", "") if line["is_within"] else ("X", ", above the band")
     return {"marker": marker, "color": color, "ecolor": (color, 0.35), "label": family + where}
+
+
+def mark_reference(axes: Any, results: Results, _: Setting) -> None:
+    """Marks the loss of the dense mean by a line, and its standard deviation by a band."""
+    for line in results.lines:
+        if line.group.is_reference:
+            center, deviation = line["test_loss"]
+            axes.axhline(center, color="black", linestyle=":", linewidth=1, alpha=0.5)
+            axes.axhspan(center - deviation, center + deviation, color="black", alpha=0.07,
+                         linewidth=0)  # fmt: skip
 
 
 def predict(sparse: Sequence[LeafDensity], workers: int) -> str:
@@ -300,12 +317,11 @@ SPARSE = Study(
             x=Axis("sparse_bytes", "kB of the sparse leaves that a worker sends in a step", 1e-3),
             y=Axis("test_loss", "held-out loss", log=False),
             mark=mark,
-            finish=reference_band("test_loss"),
+            finish=mark_reference,
         ),
     ),
     claims=STATED,
     grid=grid,
-    budget=lambda config: Budget(config.trials),
+    budget=lambda config: config.trials,
     facts=facts,
-    headline=("test_loss", "sparse_bytes"),
 )

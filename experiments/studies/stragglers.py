@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.errors import ExperimentError, select
+from experiments.errors import select
 from experiments.studies import _events as events
 from experiments.studies import _windows as windows
 from experiments.studies._events import STRATEGIES
@@ -55,7 +55,7 @@ from experiments.study.table import (
     spread,
     tuned_beside,
 )
-from experiments.study.tuning import Budget, Grid, Values
+from experiments.study.tuning import Grid, Values
 from experiments.tasks.data import Dataset
 from experiments.tasks.task import Task
 
@@ -98,8 +98,6 @@ class Stragglers(Options):
     """number of seeds"""
     trials: int = 10
     """points that the tuning of a setting tries"""
-    trial_seeds: int = 1
-    """seeds of a trial"""
     trial_part: float = 0.5
     """simulated time of a trial, as a part of a run's"""
     seconds: float = 8.0
@@ -120,14 +118,14 @@ def settings(config: Stragglers) -> list[Setting]:
     """The settings of the requested datasets, speeds, methods and forms.
 
     Raises:
-      ExperimentError: If a name is unknown, or there is no setting of all names.
+      ExperimentError: If a name is unknown.
     """
     every = {"datasets": SPEEDS_OF, "speeds": SPEEDS, "methods": {**METHODS, **STRATEGIES},
              "forms": (*FORMS, EVENTS)}  # fmt: skip
     datasets, speeds, methods, forms = (
         select(getattr(config, name), [*names], f"--{name}") for name, names in every.items()
     )
-    found = [
+    return [
         {"dataset": dataset, "speeds": speed, "method": method, "form": form}
         for dataset in datasets
         for speed in SPEEDS_OF[dataset]
@@ -135,15 +133,12 @@ def settings(config: Stragglers) -> list[Setting]:
         for form in (windows.forms_of(method, speed) if method in METHODS else [EVENTS])
         if speed in speeds and form in forms
     ]
-    if not found:
-        raise ExperimentError("No requested dataset has one of the --speeds and --forms.")
-    return found
 
 
 def facts(config: Stragglers) -> list[Row]:
     """The date and the budget of tuning. Later runs of the record may have other ones."""
     budget = {"begun": datetime.date.today().isoformat(), "trials": config.trials,
-              "seeds_per_trial": config.trial_seeds, "part_of_the_time": config.trial_part,
+              "part_of_the_time": config.trial_part,
               "logged_losses": config.points}  # fmt: skip
     places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
     return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
@@ -274,8 +269,8 @@ TIMES = Table(
                targets.show_ratio),
         Column("of synchronous", compared_with(difference(TIME, log=True), **SYNCHRONOUS),
                targets.show_ratio),
-        Column("staleness", mean_of("mean_staleness", optional=True), ".1f", hidden=True),
-        Column("uploads", mean_of("uploads", optional=True), ".2f", hidden=True),
+        Column("staleness", mean_of("mean_staleness"), ".1f", hidden=True),
+        Column("uploads", mean_of("uploads"), ".2f", hidden=True),
         Column("on slow shard", spread("slow_shard_loss"), ".3f", hidden=True),
         Column("test loss", spread("test_loss"), ".3f"),
     ),
@@ -371,8 +366,8 @@ def is_sooner(method: str, reference: Setting) -> Any:
 
 STRAGGLERS = Study(
     "stragglers", Stragglers, settings, train, TIMES, prose, grid=grid, derive=derive, facts=facts,
-    shares=(), headline=("seconds to target", "reached"),
-    budget=lambda config: Budget(config.trials, config.trial_seeds), figures=[
+    shares=(),
+    budget=lambda config: config.trials, figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
               by="strategy", across=("speeds",), down=("dataset", "family"), center="median",

@@ -32,9 +32,9 @@ class Train:
     method: str = "global_qsgd"
     """the method, e.g. mean, qsgd:4 or two_stage; the error for an unknown method lists all"""
     dataset: str = "digits"
-    """digits, glyphs, mnist, cifar10, text or words"""
+    """digits, glyphs, text or words"""
     data: str | None = None
-    """folder of mnist or cifar10, or a text file"""
+    """a plain-text file of text or words"""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """sgd (momentum 0.9) or adam"""
     learning_rate: float | None = None

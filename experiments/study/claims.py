@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from experiments.study.record import OF_THE_MACHINE, Row
-from experiments.study.statistics import Difference, holm, paired_difference, paired_log_ratio
-from experiments.study.table import Estimate, Line
+from experiments.study.statistics import Difference, holm
+from experiments.study.table import Line
 
 Outcome = Literal["holds", "does not hold", "not told apart", "not tested"]
 SIGNIFICANCE = 0.05
@@ -124,7 +124,6 @@ def _judge_pairs(
     methods: Mapping[str, Any] | None = None,
     reference: Mapping[str, Any] | None = None,
     log: bool = False,
-    lower_is_better: bool = True,
     level: float = 0.95,
     note: str = "",
 ) -> Judge:
@@ -133,25 +132,18 @@ def _judge_pairs(
     `tests(difference)` are the p-values that the claim holds and that it does not.
     """
 
-    def compare(line: Line) -> tuple[Line, Difference | None] | None:
-        group = line.group if reference is None else line.group.compared_with(reference)
-        if group.is_reference or not is_about(group.keys, methods or {}):
-            return None
-        if group.reference is None:
-            return line, None
-        both = group.by_seed(measure), group.reference.by_seed(measure)
-        if log:
-            return line, paired_log_ratio(*both, level=level)
-        return line, paired_difference(*both, level=level, lower_is_better=lower_is_better)
-
     def findings(results: Results) -> list[Finding]:
-        pairs = [pair for line in results.lines if (pair := compare(line))]
+        pairs = []
+        for line in results.lines:
+            group = line.group if reference is None else line.group.compared_with(reference)
+            if not group.is_reference and is_about(group.keys, methods or {}):
+                pairs.append((line.where, group.difference(measure, log=log, level=level)))
         p_values = [tests(each) if each else (math.nan, math.nan) for _, each in pairs]
         holds, fails = (holm([p[side] for p in p_values]) for side in (0, 1))
         found = []
-        for (line, each), p_holds, p_fails in zip(pairs, holds, fails, strict=True):
+        for (where, each), p_holds, p_fails in zip(pairs, holds, fails, strict=True):
             if each is None:
-                found.append(Finding(line.where, "not tested", "there is no reference"))
+                found.append(Finding(where, "not tested", "there is no reference"))
                 continue
             outcome: Outcome = "not told apart" if each.pairs > 1 else "not tested"
             p_value = min(p_holds, p_fails)
@@ -166,45 +158,36 @@ def _judge_pairs(
                 f"{measure} {'ratio' if log else 'difference'} {mean} ({100 * level:g} % interval "
                 f"{low} to {high}, {p}, {each.pairs} seeds){note}"
             )
-            found.append(Finding(line.where, outcome, numbers))
+            found.append(Finding(where, outcome, numbers))
         return found
 
     return findings
 
 
-def is_better(measure: str, *, lower_is_better: bool = True, **options: Any) -> Judge:
+def is_better(measure: str, **options: Any) -> Judge:
     """The claim that methods are better than the reference of the table, with paired seeds.
 
     It holds if a one-sided test shows that the method is better. It does not hold if a one-sided
     test shows that it is worse. Otherwise the two are not told apart.
 
     Args:
-      measure: The column of the runs.
-      lower_is_better: Whether lower values are better.
+      measure: The column of the runs; lower values are better.
       options: `methods`, the keys of the groups that are claimed to be better, such as
         `{"method": ("matcha", "sgp")}`, by default all; `reference`, the keys of the groups than
-        which they are better, by default those of the table; `log`, whether to compare ratios, for
-        positive values of which lower ones are better.
+        which they are better, by default those of the table; `log`, whether to compare ratios of
+        positive values.
     """
-
-    def tests(each: Difference) -> tuple[float, float]:
-        both = each.p_below(), each.p_above()
-        return both if lower_is_better else both[::-1]
-
-    return _judge_pairs(measure, tests, lower_is_better=lower_is_better, **options)
+    return _judge_pairs(measure, lambda each: (each.p_below(), each.p_above()), **options)
 
 
 def is_no_worse(measure: str, margin: float, *, log: bool = False, **options: Any) -> Judge:
     """The claim that methods are better than the reference of the table, or worse by a margin.
 
-    The tests are those of `is_better` of the difference and the margin; lower values are better.
+    The tests are those of `is_better` of the difference and the margin.
     With `log` the margin is the largest ratio, such as 1.1 for 10 % more or 0.5 for half.
     """
     limit, note = math.log(margin) if log else margin, f", margin {margin:g}"
-
-    def tests(each: Difference) -> tuple[float, float]:
-        return each.p_below(limit), each.p_above(limit)
-
+    tests = lambda each: (each.p_below(limit), each.p_above(limit))  # noqa: E731
     return _judge_pairs(measure, tests, log=log, note=note, **options)
 
 
@@ -249,29 +232,3 @@ def is_within(
 def is_at_most(column: str, limit: float, *, methods: Mapping[str, Any] | None = None) -> Judge:
     """The claim that a column of the table is at most `limit`, such as a ratio of bytes."""
     return is_within(column, -math.inf, limit, methods=methods)
-
-
-def describe_signs(
-    lines: Sequence[Line], column: str, names: Sequence[str], *, equal: float = 1.0
-) -> str:
-    """The settings in which an interval of the column is above, below or around `equal`.
-
-    Such as `higher in 1 of 2 settings: ring (1.20); not told apart in 1: torus (1.10)`. Lines
-    without an estimate, such as the reference itself, do not count. `names` are the keys that name
-    a line.
-    """
-    found: dict[str, list[str]] = {
-        sign: [] for sign in ("higher", "lower", "not told apart", "not measurable")
-    }
-    for line in lines:
-        if isinstance(each := line[column], Estimate):
-            where = " ".join(str(line.group.keys[name]) for name in names)
-            sign = "higher" if each.low > equal else "lower" if each.high < equal else (
-                "not measurable" if math.isnan(each.mean) else "not told apart"
-            )  # fmt: skip
-            shown = "diverged" if math.isinf(each.mean) else f"{each.mean:.2f}"
-            found[sign].append(where if math.isnan(each.mean) else f"{where} ({shown})")
-    total = sum(map(len, found.values()))
-    parts = [f"{sign} in {len(of)}: {', '.join(of)}" for sign, of in found.items() if of]
-    unit = f" of {total} setting{'' if total == 1 else 's'}:"
-    return "; ".join(parts).replace(":", unit, 1) if parts else "not compared"

@@ -13,7 +13,6 @@ import numpy as np
 from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
@@ -56,42 +55,6 @@ def marked_style(baseline: str, dashed: Sequence[str]) -> Style:
         return {**plain_style(number, name), **marks, "ls": "--" if name in dashed else "-"}
 
     return style
-
-
-def colored(column: str, crossed: str) -> Callable[[Line], Mapping[str, Any]]:
-    """A color per value of a column of the table; a cross if another is true, or else a circle."""
-    numbers: dict[Any, int] = {}
-
-    def mark(line: Line) -> Mapping[str, Any]:
-        number = numbers.setdefault(line[column], len(numbers))
-        return {"marker": "X" if line[crossed] else "o", "color": COLORS[number % len(COLORS)]}
-
-    return mark
-
-
-def color_legend(column: str, mark: Callable[[Line], Mapping[str, Any]]) -> Finish:
-    """Adds a legend of the colors of `mark`, which belong to the values of a column."""
-
-    def finish(axes: Axes, results: Results, keys: Mapping[str, Any]) -> None:
-        colors = {line[column]: mark(line)["color"] for line in results.lines}
-        squares = [Line2D([], [], color=c, marker="s", linestyle="") for c in colors.values()]
-        axes.legend(squares, [*colors], fontsize=7)
-
-    return finish
-
-
-def reference_band(name: str) -> Finish:
-    """Marks a spread of the reference: its mean by a line, its standard deviation by a band."""
-
-    def finish(axes: Axes, results: Results, keys: Mapping[str, Any]) -> None:
-        for line in results.lines:
-            if line.group.is_reference and keys.items() <= line.group.keys.items():
-                center, deviation = line[name]
-                axes.axhline(center, color="black", linestyle=":", linewidth=1, alpha=0.5)
-                axes.axhspan(center - deviation, center + deviation, color="black", alpha=0.07,
-                             linewidth=0)  # fmt: skip
-
-    return finish
 
 
 def set_scales(panels: np.ndarray, x: Sequence[bool], y: bool) -> None:

@@ -19,7 +19,6 @@ import dataclasses
 import datetime
 import gzip
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import math
@@ -31,7 +30,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -46,12 +44,8 @@ Row = dict[str, Any]
 LARGEST = 1e30
 """The largest magnitude in a row. Its square, and sums of such squares, are finite."""
 
-METRICS, CONFIG, ENVIRONMENT, CLAIMS = (
-    "metrics.jsonl",
-    "config.json",
-    "environment.txt",
-    "claims.md",
-)
+METRICS, CONFIG = "metrics.jsonl", "config.json"
+ENVIRONMENT, CLAIMS = "environment.txt", "claims.md"
 PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn", "torch")
 OF_THE_MACHINE = ("record", "records", "resume", "distributed", "start_timeout")
 """Options that only say where the record is, or how the processes start."""
@@ -186,12 +180,12 @@ def describe_command() -> str:
 
 def describe_environment() -> str:
     """Versions, machine, commit and command, one per line."""
-    found = [package for package in PACKAGES if importlib.util.find_spec(package) or "-" in package]
+    versions = {each.name: each.version for each in importlib.metadata.distributions()}
     facts = {
         "command": describe_command(),
         "commit": commit(),
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in found},
+        **{package: versions[package] for package in PACKAGES if package in versions},
         "platform": platform.platform(),
         "CPU count": os.cpu_count(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -201,7 +195,7 @@ def describe_environment() -> str:
     return "".join(f"{name}: {fact}\n" for name, fact in facts.items())
 
 
-class Record:
+class Record(contextlib.AbstractContextManager):
     """A record that is valid at any time; without a folder, it keeps nothing.
 
     Until `finish`, the config states that the study is not finished. An interrupt in its `with`
@@ -257,15 +251,7 @@ class Record:
             (self.folder / METRICS).unlink()
             self._write_config(finished=True)
 
-    def __enter__(self) -> "Record":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if self.folder and isinstance(error, KeyboardInterrupt):
             raise Interrupted(f"{self.folder} is a partial record.") from error
 

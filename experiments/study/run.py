@@ -1,6 +1,7 @@
 """A study: settings and seeds, trained one by one, skipping what the record has, and its README."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 import time
@@ -18,7 +19,7 @@ from experiments.study.claims import Claim, Judgement, Results, state
 from experiments.study.record import CLAIMS as STATED
 from experiments.study.record import Kind, Record, Row, make_row, of_kind
 from experiments.study.table import Table
-from experiments.study.tuning import Budget, Choice, Grid, search
+from experiments.study.tuning import Grid, search
 
 Setting = Mapping[str, Any]
 """The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
@@ -82,14 +83,13 @@ class Study:
       seeds: `config -> seeds` of every setting; by default 0, 1, ... Trials have the next ones.
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; None without tuning.
-      budget: `config -> budget`, the same for all settings; with a grid only.
+      budget: `config -> points` that the tuning of every setting tries; with a grid only.
       inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
         such as measured times.
       interleaved: Whether every setting is trained with a seed before the next seed, so that
         settings whose times are compared are measured at about the same time.
       facts: `config -> facts`, with the keys that they are about; recorded before the runs.
       derive: Adds columns that depend on other rows; for table, figures and claims.
-      headline: The columns of the table in the lines of progress.
       exit_code: `results -> exit code` of the command.
     """
 
@@ -104,12 +104,11 @@ class Study:
     seeds: Callable[[Any], Sequence[int]] = lambda config: range(config.seeds)
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid | None] = lambda config, setting: None
-    budget: Callable[[Any], Budget] = lambda config: Budget(1)
+    budget: Callable[[Any], int] = lambda config: 1
     inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
-    headline: tuple[str, ...] = ()
     exit_code: Callable[[Results], int] = lambda results: 0
 
     @property
@@ -123,76 +122,6 @@ class Command(NamedTuple):
 
     config: type
     main: Callable[[Any], int]
-
-
-class _Runs:
-    """The rows of a study, and the runs that they lack."""
-
-    def __init__(self, study: Study, config: Any, record: Record, rows: Sequence[Row]):
-        self.study, self.config, self._record, self.rows = study, config, record, [*rows]
-        self.seeds = study.seeds(config)
-        self._trainers: dict[tuple, Trainer] = {}
-        self.trained = 0
-
-    def add(self, rows: Sequence[Row]) -> None:
-        self._record.add(rows)
-        self.rows += rows
-
-    def _train(
-        self, kind: Kind, setting: Setting, seed: int, parameters: Mapping[str, Any], **last: Any
-    ) -> Row:
-        """Trains and records a run unless the record has it; returns its last row."""
-        keys = {**setting, "seed": seed}
-        wanted = {"kind": kind, **keys, **(parameters if kind == "trial" else {})}.items()
-        if found := next((row for row in self.rows if wanted <= row.items()), None):
-            return found
-        trainer, validation = self._trainer(setting), kind == "trial"
-        inputs = self.study.inputs(self.config, self.rows, setting, seed)
-        parameters = {**parameters, **inputs}
-        trained = trainer(setting, seed, parameters, validation=validation)
-        *points, end = from_main_process([*trained])
-        rows = [] if validation else [make_row("point", keys, values) for values in points]
-        self.add([*rows, make_row(kind, {**keys, **parameters, **last}, end)])
-        self.trained += 1
-        return self.rows[-1]
-
-    def _trainer(self, setting: Setting) -> Trainer:
-        shares = self.study.shares
-        key = tuple(setting[name] for name in (setting if shares is None else shares))
-        if key not in self._trainers:
-            if not self.study.interleaved:
-                self._trainers.clear()  # Frees the memory of the program.
-            self._trainers[key] = self.study.train(self.config, setting)
-        return self._trainers[key]
-
-    def run(self, setting: Setting, seeds: Sequence[int]) -> Choice | None:
-        """Tunes and trains a setting."""
-        grid, choice, tuned = self.study.grid(self.config, setting), None, {}
-        if grid is not None:
-
-            def trial(parameters: dict[str, Any], number: int) -> float:
-                return self._train("trial", setting, max(self.seeds) + 1 + number, parameters)[
-                    "validation_loss"
-                ]
-
-            choice = search(grid, self.study.budget(self.config), trial)
-            tuned = {"at_edge": ", ".join(choice.at_edge), "trials": choice.trials}
-        for seed in seeds:
-            self._train("run", setting, seed, choice.parameters if choice else {}, **tuned)
-        return choice
-
-    def headline(self, setting: Setting) -> list[str]:
-        """The columns of the last line of a setting, such as `loss 0.52 ± 0.01`."""
-        if not self.study.headline:
-            return []
-        lines = self.study.table.lines(self.study.derive(self.rows))
-        own = [line for line in lines if line.group.keys.items() <= setting.items()][-1:]
-        columns = {column.name: column for column in self.study.table.columns}
-        return [
-            f"{columns[name].heading} {columns[name].cell(line[name])}"
-            for line in own
-            for name in self.study.headline
-        ]
 
 
 def show_duration(seconds: float) -> str:
@@ -214,32 +143,69 @@ def run(
     The rows of a run are recorded when it ends, so that a record has whole runs only. In a cluster,
     all processes train, and all have the rows of the first one.
     """
-    runs = _Runs(study, config, record, rows)
+    seeds, trainers, recorded = study.seeds(config), {}, len(rows)
+    rows = [*rows]
+
+    def add(new: Sequence[Row]) -> None:
+        record.add(new)
+        rows.extend(new)
+
+    def trainer_of(setting: Setting) -> Trainer:
+        key = tuple(setting[name] for name in (setting if study.shares is None else study.shares))
+        if key not in trainers:
+            if not study.interleaved:
+                trainers.clear()  # Frees the memory of the program.
+            trainers[key] = study.train(config, setting)
+        return trainers[key]
+
+    def train(
+        kind: Kind, setting: Setting, seed: int, parameters: Mapping[str, Any], **last: Any
+    ) -> Row:
+        """Trains and records a run unless the record has it; returns its last row."""
+        keys, is_trial = {**setting, "seed": seed}, kind == "trial"
+        wanted = {"kind": kind, **keys, **(parameters if is_trial else {})}.items()
+        if found := next((row for row in rows if wanted <= row.items()), None):
+            return found
+        parameters = {**parameters, **study.inputs(config, rows, setting, seed)}
+        trained = trainer_of(setting)(setting, seed, parameters, validation=is_trial)
+        *points, end = from_main_process([*trained])
+        new = [] if is_trial else [make_row("point", keys, values) for values in points]
+        add([*new, make_row(kind, {**keys, **parameters, **last}, end)])
+        return rows[-1]
+
+    def loss_of_trial(setting: Setting, parameters: Mapping[str, Any]) -> float:
+        return train("trial", setting, max(seeds) + 1, parameters)["validation_loss"]
+
     if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
         facts = [make_row("fact", {}, values) for values in study.facts(config)]
-        runs.add(facts[len(rows) :])
-    settings, seeds = study.settings(config), runs.seeds
+        add(facts[len(rows) :])
+        recorded = len(rows)
+    settings = study.settings(config)
     parts = [(setting, [seed]) for seed in seeds for setting in settings]
     if not study.interleaved:
         parts = [(setting, seeds) for setting in settings]
-    begun, first = time.perf_counter(), 0
+    begun, done_before = time.perf_counter(), 0
     for done, (setting, of_part) in enumerate(parts, 1):
-        start, trained = time.perf_counter(), runs.trained
-        choice = runs.run(setting, of_part)
-        now = time.perf_counter()
-        first += runs.trained == trained  # Parts of an earlier session cost no time.
-        line = ", ".join(
-            [f"{done}/{len(parts)} " + " ".join(map(str, setting.values()))]
-            + ([f"seed {of_part[0]}"] if study.interleaved else [])
-            + ([choice.text] if choice else [])
-            + runs.headline(setting)
-            + ([show_duration(now - start)] if runs.trained > trained else ["recorded"])
-        )
-        if runs.trained and done < len(parts):
-            left = (now - begun) / (done - first) * (len(parts) - done)
+        start, before = time.perf_counter(), len(rows)
+        said = [f"{done}/{len(parts)} " + " ".join(map(str, setting.values()))]
+        said += [f"seed {of_part[0]}"] if study.interleaved else []
+        parameters, tuned = {}, {}
+        if grid := study.grid(config, setting):
+            parameters, at_edge, trials = choice = search(
+                grid, study.budget(config), functools.partial(loss_of_trial, setting)
+            )
+            tuned = {"at_edge": ", ".join(at_edge), "trials": trials}
+            said.append(choice.text)
+        for seed in of_part:
+            train("run", setting, seed, parameters, **tuned)
+        now, is_recorded = time.perf_counter(), len(rows) == before
+        done_before += is_recorded  # Parts of an earlier session cost no time.
+        line = ", ".join([*said, "recorded" if is_recorded else show_duration(now - start)])
+        if len(rows) > recorded and done < len(parts):
+            left = (now - begun) / (done - done_before) * (len(parts) - done)
             line += f"; about {show_duration(left)} left"
         say(line)
-    return runs.rows
+    return rows
 
 
 def analyze(study: Study, config: Any, rows: Sequence[Row], environment: str) -> Results:
@@ -348,6 +314,8 @@ def main(study: Study, config: Any) -> int:
         if config.resume:
             config, record = recording.resumed_record(config, study.name, study.stated)
         settings, seeds = len(study.settings(config)), len(study.seeds(config))
+        if not settings:
+            raise ExperimentError("no setting has all requested names, such as --methods.")
         if not config.resume:
             record = recording.new_record(config, study.name)
             record.write(STATED, study.stated)

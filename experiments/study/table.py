@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,10 +48,10 @@ class Group:
         """The ends of the runs, one per seed."""
         return of_kind(self.rows, "run")
 
-    def values(self, name: str, kind: Kind = "run", *, optional: bool = False) -> list[Any]:
-        """The values of one column, one per row of the kind; NaN without an optional one."""
+    def values(self, name: str, kind: Kind = "run") -> list[Any]:
+        """The values of one column, one per row of the kind; NaN where a row has none."""
         rows = self.runs if kind == "run" else of_kind(self.rows, kind)
-        return [row.get(name, math.nan) if optional else row[name] for row in rows]
+        return [row.get(name, math.nan) for row in rows]
 
     def by_seed(self, name: str) -> dict[int, Any]:
         """The values of one column of the runs by seed."""
@@ -78,21 +77,20 @@ class Group:
 
     @property
     def paired(self) -> "Group | None":
-        """The reference, with only the runs of the seeds of this group; None without such runs."""
-        reference, seeds = self.reference, {run["seed"] for run in self.runs}
-        runs = [run for run in reference.runs if run["seed"] in seeds] if reference else []
-        return Group(reference.keys, runs, self.groups, self._reference) if runs else None
+        """The reference without the runs of other seeds; None without runs of those seeds."""
+        if (reference := self.reference) is None:
+            return None
+        seeds = {run["seed"] for run in self.runs}
+        rows = [row for row in reference.rows if row["kind"] != "run" or row["seed"] in seeds]
+        found = Group(reference.keys, rows, self.groups, self._reference)
+        return found if found.runs else None
 
-    def difference(
-        self, name: str, *, log: bool = False, lower_is_better: bool = True
-    ) -> Difference | None:
+    def difference(self, name: str, *, log: bool = False, level: float = 0.95) -> Difference | None:
         """The difference from the reference, paired by seed; None for the reference itself."""
         if self.is_reference or self.reference is None:
             return None
-        both = self.by_seed(name), self.reference.by_seed(name)
-        if log:
-            return paired_log_ratio(*both)
-        return paired_difference(*both, lower_is_better=lower_is_better)
+        compare = paired_log_ratio if log else paired_difference
+        return compare(self.by_seed(name), self.reference.by_seed(name), level=level)
 
 
 Value = Callable[[Group], Any]
@@ -118,24 +116,14 @@ def spread(name: str) -> Value:
     return lambda group: Spread(mean(group.values(name)), sd(group.values(name)))
 
 
-def mean_of(name: str, *, optional: bool = False) -> Value:
-    """The mean of a column over seeds; NaN without an optional one."""
-    return lambda group: mean(group.values(name, optional=optional))
-
-
-def max_of(name: str) -> Value:
-    """The largest value of a column over seeds; NaN without it."""
-    return lambda group: max(group.values(name, optional=True))
-
-
-def median_of(name: str) -> Value:
-    """The median of a column over seeds."""
-    return lambda group: statistics.median(group.values(name))
+def mean_of(name: str) -> Value:
+    """The mean of a column over seeds."""
+    return lambda group: mean(group.values(name))
 
 
 def first(name: str, kind: Kind = "run") -> Value:
     """The first value of a column that no seed changes; NaN without rows of the kind."""
-    return lambda group: next(iter(group.values(name, kind, optional=True)), math.nan)
+    return lambda group: next(iter(group.values(name, kind)), math.nan)
 
 
 def interval(name: str, level: float = 0.95) -> Value:
@@ -170,49 +158,16 @@ def relative(name: str) -> Value:
     return over_reference(mean_of(name))
 
 
-def over(value: Value, **keys: Any) -> Value:
-    """The value divided by that of the group with other `keys`; NaN without one."""
-
-    def ratio(group: Group) -> float:
-        other = group.other(**keys)
-        divisor = value(other) if other else None
-        return value(group) / divisor if divisor else math.nan
-
-    return ratio
-
-
-def ratio_of(total: str, count: str) -> Value:
-    """The sum of a column over that of another, such as seconds per step; None without them."""
-
-    def value(group: Group) -> float | None:
-        totals, counts = (sum(group.values(name, optional=True)) for name in (total, count))
-        return totals / counts if counts > 0 and not math.isnan(totals) else None
-
-    return value
-
-
 def compared_with(value: Value, **reference: Any) -> Value:
     """The value in comparison with another reference than that of the table."""
     return lambda group: value(group.compared_with(reference))
 
 
-def deviations(name: str) -> Value:
-    """The difference of the mean from the reference, in its standard deviations over seeds."""
-
-    def value(group: Group) -> float:
-        if group.reference is None:
-            return math.nan
-        center, deviation = spread(name)(group.reference)
-        return (mean(group.values(name)) - center) / (deviation or math.nan)
-
-    return value
-
-
-def difference(name: str, *, log: bool = False, lower_is_better: bool = True) -> Value:
+def difference(name: str, *, log: bool = False) -> Value:
     """The difference from the reference, paired by seed, and its interval; with `log` the ratio."""
 
     def value(group: Group) -> Estimate | None:
-        found = group.difference(name, log=log, lower_is_better=lower_is_better)
+        found = group.difference(name, log=log)
         return found and Estimate(*(found.ratio if log else found[:3]))
 
     return value

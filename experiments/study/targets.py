@@ -122,8 +122,8 @@ def over_fastest(column: str, others: Sequence[Mapping[str, Any]]) -> Value:
     return value
 
 
-def show_ratio(ratio: Estimate) -> str:
-    """A ratio and its interval, if both reach the target with all seeds.
+def show_ratio(ratio: Estimate, digits: int = 2) -> str:
+    """A ratio and its interval, if both reach the target with all seeds; or seconds to it.
 
     Example:
       >>> show_ratio(Estimate(0.5, 0.4, 0.625)), show_ratio(Estimate(*[math.inf] * 3))
@@ -133,8 +133,8 @@ def show_ratio(ratio: Estimate) -> str:
         return "not reached"
     if not ratio.mean:
         return "only here reached"
-    interval = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.mean:.2f}{interval}"
+    mean, low, high = (f"{each:.{digits}f}" for each in ratio)
+    return mean if math.isnan(ratio.low) else f"{mean} [{low}, {high}]"
 
 
 def describe_missing(lines: Sequence[Line], key: str) -> str:

@@ -16,8 +16,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.study.statistics import mean
-
 EXTENSIONS = 6
 Point = tuple[Any, ...]
 
@@ -70,25 +68,13 @@ class Values(NamedTuple):
 Grid = Mapping[str, Values]
 
 
-class Budget(NamedTuple):
-    """The trials of every method.
-
-    Attributes:
-      points: The number of points that a method tries, before extensions.
-      seeds: The number of seeds per point.
-    """
-
-    points: int
-    seeds: int = 1
-
-
 class Choice(NamedTuple):
     """The result of a search.
 
     Attributes:
-      parameters: The point with the least mean validation loss; the first of a tie.
+      parameters: The point with the least validation loss; the first of a tie.
       at_edge: The parameters whose value is an end of the tried values.
-      trials: The number of trials, over points and seeds.
+      trials: The number of trials.
     """
 
     parameters: dict[str, Any]
@@ -102,70 +88,6 @@ class Choice(NamedTuple):
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.parameters.items()
         ) + (f" (at the edge of the grid: {', '.join(self.at_edge)})" if self.at_edge else "")
-
-
-class _Search:
-    """The points tried so far."""
-
-    def __init__(self, grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], float]):
-        self.grid, self.budget, self.trial = grid, budget, trial
-        self.losses: dict[Point, float] = {}
-
-    def parameters(self, point: Point) -> dict[str, Any]:
-        return dict(zip(self.grid, point, strict=True))
-
-    def attempt(self, point: Point) -> None:
-        if point not in self.losses:
-            total = mean([self.trial(self.parameters(point), n) for n in range(self.budget.seeds)])
-            self.losses[point] = total if math.isfinite(total) else math.inf
-
-    @property
-    def best(self) -> Point:
-        """The point of least loss; of a tie, that of smaller values or of an earlier name."""
-        axes = [*self.grid.values()]
-
-        def rank(point: Point) -> tuple[float, ...]:
-            return tuple(
-                value if axis.is_ordered else axis.values.index(value)
-                for axis, value in zip(axes, point, strict=True)
-            )
-
-        return min(self.losses, key=lambda point: (self.losses[point], rank(point)))
-
-    def moved(self, move: Callable[[Values, Sequence[Any], Any], Sequence[Any]]) -> list[Point]:
-        """Points not tried that differ from the best in one parameter."""
-        best = self.best
-        points = [
-            (*best[:place], value, *best[place + 1 :])
-            for place, axis in enumerate(self.grid.values())
-            for value in move(axis, [*{point[place]: 0 for point in self.losses}], best[place])
-        ]
-        return [point for point in points if point not in self.losses]
-
-    def refine(self) -> None:
-        """Tries the farthest point around the best until the budget is spent or there is none."""
-        while len(self.losses) < self.budget.points and (new := self.moved(Values.around)):
-            best = self.best
-
-            def distance(point: Point, best: Point = best) -> float:
-                pairs = [(a, b) for a, b in zip(point, best, strict=True) if a != b]
-                return max(max(a / b, b / a) for a, b in pairs)
-
-            self.attempt(max(new, key=distance))
-
-    def extend(self) -> None:
-        """Tries one more value of every parameter whose best value is an end, and again."""
-        for _ in range(EXTENSIONS):
-            for point in self.moved(Values.beyond):
-                self.attempt(point)
-
-    def at_edge(self) -> tuple[str, ...]:
-        best, names = self.best, [*self.grid]
-        return tuple(
-            name
-            for place, name in enumerate(names)
-            if self.grid[name].beyond([*{point[place]: 0 for point in self.losses}], best[place])
-        )
 
 
 def initial_points(grid: Grid, points: int) -> list[Point]:
@@ -189,29 +111,53 @@ def initial_points(grid: Grid, points: int) -> list[Point]:
     return sorted(chosen, key=product.index)
 
 
-def search(grid: Grid, budget: Budget, trial: Callable[[dict[str, Any], int], float]) -> Choice:
-    """The parameters with the least mean validation loss.
+def search(grid: Grid, budget: int, trial: Callable[[dict[str, Any]], float]) -> Choice:
+    """The parameters with the least validation loss.
 
     Args:
       grid: The values of each parameter by its name; a plain tuple has the arguments of `Values`.
-      budget: The number of trials.
-      trial: `(parameters, number of the seed) -> validation loss`; not finite if it diverged.
+      budget: The number of points that are tried, before extensions.
+      trial: `parameters -> validation loss`; not finite if it diverged.
 
     Example:
-      >>> choice = search(
-      ...     {"rate": Values((0.1, 1.0))}, Budget(2), lambda p, seed: (p["rate"] - 9) ** 2
-      ... )
+      >>> choice = search({"rate": Values((0.1, 1.0))}, 2, lambda p: (p["rate"] - 9) ** 2)
       >>> choice.parameters, choice.trials
       ({'rate': 10.0}, 4)
     """
     grid = {name: Values(*axis) for name, axis in grid.items()}
-    of_method = _Search(grid, budget, trial)
-    for point in initial_points(grid, budget.points):
-        of_method.attempt(point)
-    of_method.refine()
-    of_method.extend()
-    return Choice(
-        of_method.parameters(of_method.best),
-        of_method.at_edge(),
-        budget.seeds * len(of_method.losses),
-    )
+    losses: dict[Point, float] = {}
+
+    def attempt(point: Point) -> None:
+        if point not in losses:
+            loss = trial(dict(zip(grid, point, strict=True)))
+            losses[point] = loss if math.isfinite(loss) else math.inf
+
+    def rank(point: Point) -> tuple[float, ...]:
+        """Of a tie, the best has smaller values or an earlier name."""
+        pairs = zip(grid.values(), point, strict=True)
+        places = (x if axis.is_ordered else axis.values.index(x) for axis, x in pairs)
+        return losses[point], *places
+
+    def moved(move: Callable[[Values, Sequence[Any], Any], Sequence[Any]]) -> dict[Point, str]:
+        """Points not tried that differ from the best in one parameter, which is the value."""
+        best, points = min(losses, key=rank), {}
+        for place, (name, axis) in enumerate(grid.items()):
+            tried = [*{point[place]: 0 for point in losses}]
+            for value in move(axis, tried, best[place]):
+                points[(*best[:place], value, *best[place + 1 :])] = name
+        return {point: name for point, name in points.items() if point not in losses}
+
+    def distance(point: Point) -> float:
+        """How far a parameter is from that of the best point."""
+        pairs = zip(point, min(losses, key=rank), strict=True)
+        return max(max(a / b, b / a) for a, b in pairs if a != b)
+
+    for point in initial_points(grid, budget):
+        attempt(point)
+    while len(losses) < budget and (new := moved(Values.around)):
+        attempt(max(new, key=distance))
+    for _ in range(EXTENSIONS):
+        for point in moved(Values.beyond):
+            attempt(point)
+    best, at_edge = min(losses, key=rank), tuple(moved(Values.beyond).values())
+    return Choice(dict(zip(grid, best, strict=True)), at_edge, len(losses))

@@ -1,4 +1,4 @@
-"""Datasets of installed packages, and readers of standard files. Nothing is downloaded."""
+"""Datasets of installed packages, and of a text. Nothing is downloaded."""
 
 import gzip
 import itertools
@@ -42,11 +42,6 @@ def hold_out(dataset: Dataset) -> Dataset:
     count = round(VALIDATION_PART * len(order))
     test, train = np.sort(order[:count]), np.sort(order[count:])
     return Dataset(inputs[train], labels[train], inputs[test], labels[test], dataset.words)
-
-
-def read_bytes(path: Path) -> bytes:
-    """The contents of a file, decompressed if its name ends in `.gz`."""
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
 def load_digits() -> Dataset:
@@ -110,54 +105,14 @@ def load_glyphs() -> Dataset:
     return Dataset(*images(TRAIN_FONTS), *images(TEST_FONTS))
 
 
-def _require_digits(labels: np.ndarray) -> np.ndarray:
-    """Labels as int32. The loss of a label without a logit would be NaN."""
-    if (most := labels.max()) > 9:
-        raise ValueError(f"it has the label {most}; labels are 0 to 9")
-    return labels.astype(np.int32)
-
-
-def _read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array of an IDX file, the format of MNIST, gzipped or not.
-
-    The file has two zero bytes, a byte for the type (8: unsigned bytes), a byte for the number of
-    dimensions, each dimension as a big-endian uint32, then the elements in row-major order.
-    """
-    raw = read_bytes(path if path.exists() else path.with_name(f"{path.name}.gz"))
-    if raw[:4] != bytes([0, 0, 8, dimensions]):
-        raise ValueError(f"{path} is not an IDX file of bytes in {dimensions} dimensions")
-    shape = np.frombuffer(raw, ">u4", dimensions, offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(*shape)
-
-
-def load_mnist(folder: Path) -> Dataset:
-    """MNIST, or any dataset stored under its file names: uint8[..., height, width, 1]."""
-
-    def read(part: str) -> tuple[np.ndarray, np.ndarray]:
-        images = _read_idx(folder / f"{part}-images-idx3-ubyte", 3)[..., None]
-        return images, _require_digits(_read_idx(folder / f"{part}-labels-idx1-ubyte", 1))
-
-    return Dataset(*read("train"), *read("t10k"))
-
-
-def load_cifar10(folder: Path) -> Dataset:
-    """CIFAR-10, binary version: a byte of label, then 3 x 32 x 32 bytes of red, green and blue."""
-
-    def read(*names: str) -> tuple[np.ndarray, np.ndarray]:
-        raw = b"".join(read_bytes(folder / f"{name}.bin") for name in names)
-        records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-        images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return images, _require_digits(records[:, 0])
-
-    return Dataset(*read(*(f"data_batch_{n}" for n in range(1, 6))), *read("test_batch"))
-
-
 def _read_text(file: Path | None) -> bytes:
-    """The contents of a plain-text file; by default the topics of Python's `help()`.
+    """The contents of a plain-text file, or of one in `.gz`; by default the topics of `help()`.
 
     The topics differ slightly between versions of Python.
     """
-    return read_bytes(file) if file else "\n".join(topics.values()).encode()
+    if file is None:
+        return "\n".join(topics.values()).encode()
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
 
 def load_text(file: Path | None, window: int = 64) -> Dataset:
@@ -203,36 +158,28 @@ def load_words(file: Path | None, vocabulary: int = 5000) -> Dataset:
 
 
 INSTALLED: dict[str, Callable[[], Dataset]] = {"digits": load_digits, "glyphs": load_glyphs}
-READERS: dict[str, Callable[..., Dataset]] = {
-    "mnist": load_mnist,
-    "cifar10": load_cifar10,
-    "text": load_text,
-    "words": load_words,
-}
+TEXTS: dict[str, Callable[..., Dataset]] = {"text": load_text, "words": load_words}
 
 
-def load(name: str, data: str | None, **options: int) -> Dataset:
+def load(name: str, data: str | None = None, **options: int) -> Dataset:
     """The dataset `name`.
 
     Args:
       name: The name of the dataset.
-      data: The folder of `mnist` or `cifar10`, or the file; `None` for installed datasets.
+      data: The file of `text` or `words`; by default the topics of Python's `help()`.
       **options: Further options of its reader.
 
     Raises:
-      ExperimentError: If there is no such dataset, or its files are missing or malformed.
+      ExperimentError: If there is no such dataset, or its file is missing or malformed.
     """
     if name in INSTALLED and data is None:
         return INSTALLED[name]()
-    if name not in READERS or (data is None and name not in ("text", "words")):
+    if name not in TEXTS:
         raise ExperimentError(
-            f"--dataset must be {' or '.join(INSTALLED)} without --data, or {', '.join(READERS)} "
-            f"with --data, got {name!r} with {data!r}."
+            f"--dataset must be {' or '.join(INSTALLED)} without --data, or {' or '.join(TEXTS)}, "
+            f"got {name!r} with {data!r}."
         )
     try:
-        dataset = READERS[name](data and Path(data), **options)
-        if len(dataset.train_inputs) != len(dataset.train_labels):
-            raise ValueError("it has another number of inputs than of labels")
+        return TEXTS[name](data and Path(data), **options)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise ExperimentError(f"--dataset {name} cannot read --data {data}: {error}.") from error
-    return dataset

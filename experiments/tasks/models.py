@@ -116,8 +116,6 @@ class WordModel(linen.Module):
 MODELS: dict[str, Callable[[Dataset], linen.Module]] = {
     "digits": lambda dataset: ConvolutionalNetwork(peak=16.0),
     "glyphs": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32, classes=62),
-    "mnist": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
-    "cifar10": lambda dataset: ConvolutionalNetwork(peak=255.0, hidden=32),
     "text": lambda dataset: ByteModel(),
     "words": lambda dataset: WordModel(dataset.words),
 }

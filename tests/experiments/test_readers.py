@@ -1,7 +1,6 @@
-"""Readers of standard files, against files written here from the formats' definitions."""
+"""Datasets: what they hold, and files that they do not read."""
 
 import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,61 +10,7 @@ from experiments.errors import ExperimentError
 from experiments.tasks.data import CONTEXT, TEST_FONTS, TRAIN_FONTS, WORD, hold_out, load
 from experiments.tasks.task import Task
 
-IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
-LABELS = np.array([7, 0, 9], np.uint8)
 WORDS = [f"w{(i * i) % 37}" for i in range(400)]
-
-
-def idx(array: np.ndarray, kind: int = 8) -> bytes:
-    """Two zeros, the type, the number of dimensions, each as a big-endian word, the bytes."""
-    dimensions = b"".join(struct.pack(">I", size) for size in array.shape)
-    return bytes([0, 0, kind, array.ndim]) + dimensions + array.tobytes()
-
-
-@pytest.fixture
-def mnist(tmp_path: Path) -> Path:
-    for part, count in (("train", 3), ("t10k", 2)):  # Packed, as the files are published.
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(LABELS[:count]))
-        packed = gzip.compress(idx(IMAGES[:count]))
-        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(packed)
-    return tmp_path
-
-
-def test_mnist_is_read(mnist: Path) -> None:
-    dataset = load("mnist", str(mnist))
-    np.testing.assert_array_equal(dataset.train_inputs, IMAGES[..., None])
-    np.testing.assert_array_equal(dataset.train_labels, np.int32([7, 0, 9]), strict=True)
-    np.testing.assert_array_equal(dataset.test_inputs, IMAGES[:2, ..., None], strict=True)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (idx(LABELS, kind=13), "not an IDX file of bytes in 1 dimensions"),
-        (idx(LABELS)[:-1], "cannot reshape"),
-        (idx(LABELS[:2]), "another number of inputs than of labels"),
-        (idx(LABELS + np.uint8(1)), "the label 10"),
-    ],
-)
-def test_labels_that_would_give_wrong_numbers_are_an_error(
-    mnist: Path, content: bytes, message: str
-) -> None:
-    (mnist / "train-labels-idx1-ubyte").write_bytes(content)
-    with pytest.raises(ExperimentError, match=f"--data {mnist}: .*{message}"):
-        load("mnist", str(mnist))
-
-
-def test_cifar10_is_read(tmp_path: Path) -> None:
-    for number, name in enumerate([f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]):
-        red, green, blue = (np.full(1024, 50 * number + c, np.uint8) for c in range(3))
-        red[1] = 255  # The second pixel of the first row.
-        record = bytes([number]) + red.tobytes() + green.tobytes() + blue.tobytes()
-        (tmp_path / f"{name}.bin").write_bytes(2 * record)
-    dataset = load("cifar10", str(tmp_path))
-    assert dataset.train_inputs.shape == (10, 32, 32, 3)
-    np.testing.assert_array_equal(dataset.train_labels, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
-    np.testing.assert_array_equal(dataset.train_inputs[2, 0, :2], [[50, 51, 52], [255, 51, 52]])
-    np.testing.assert_array_equal(dataset.test_labels, [5, 5])
 
 
 @pytest.mark.slow
@@ -115,7 +60,7 @@ def test_words_are_numbered_by_frequency_and_predicted_from_four(tmp_path: Path)
     ("dataset", "data", "message"),
     [
         ("digits", "file", "must be digits or glyphs without --data"),
-        ("mnist", None, "with --data, got 'mnist' with None"),
+        ("pictures", None, "or text or words, got 'pictures' with None"),
         ("words", "nowhere", "cannot read --data nowhere: .*No such file"),
     ],
 )

@@ -12,7 +12,7 @@ from scipy import stats
 from experiments.errors import ExperimentError
 from experiments.study import plot
 from experiments.study.claims import Results
-from experiments.study.plot import SAMPLES, Axis, Lines, Points, colored
+from experiments.study.plot import SAMPLES, Axis, Lines, Points
 from experiments.study.table import Column, Table, first, key, spread
 
 TABLE = Table(
@@ -90,7 +90,8 @@ def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_points_are_lines_of_the_table(tmp_path: Path, drawn: list[Any], numbered: bool) -> None:
-    options: Any = {"across": ("split",), "mark": colored("split", crossed="is_top")}
+    mark = lambda line: {"marker": "X" if line["is_top"] else "o", "color": "red"}  # noqa: E731
+    options: Any = {"across": ("split",), "mark": mark}
     points = Points(**COMMON, **options, x=Axis("bytes", "kB", 1e-3), numbered=numbered)
     points.draw(tmp_path, RESULTS)
     found = [line for line in drawn[0].axes[1].lines if line.get_marker() in ("X", "o")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.study.tuning import EXTENSIONS, Budget, Choice, Values, initial_points, search
+from experiments.study.tuning import EXTENSIONS, Choice, Values, initial_points, search
 
 NAN, RATES = math.nan, Values((0.01, 0.1, 1.0))
 VALUES = st.lists(st.integers(1, 50).map(float), min_size=1, max_size=5, unique=True)
@@ -17,11 +17,11 @@ GRIDS = st.lists(VALUES.map(lambda each: Values(tuple(each))), min_size=1, max_s
 )
 
 
-def tried(grid: Any, budget: Budget, loss: Any) -> tuple[Choice, list[Any]]:
+def tried(grid: Any, budget: int, loss: Any) -> tuple[Choice, list[Any]]:
     """The choice, and the points of the trials in their order; one value for one parameter."""
     points: list[Any] = []
 
-    def trial(parameters: dict[str, Any], seed: int) -> float:
+    def trial(parameters: dict[str, Any]) -> float:
         point = tuple(parameters.values())
         points.append(point if point[1:] else point[0])
         return loss(*point)
@@ -30,22 +30,21 @@ def tried(grid: Any, budget: Budget, loss: Any) -> tuple[Choice, list[Any]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(GRIDS, st.integers(1, 30), st.integers(1, 3), st.integers(0, 1000))
+@given(GRIDS, st.integers(1, 30), st.integers(0, 1000))
 def test_the_choice_is_the_best_and_the_grid_is_covered_evenly(
-    grid: Any, points: int, seeds: int, salt: int
+    grid: Any, points: int, salt: int
 ) -> None:
-    losses: dict[Any, list[float]] = {}
+    losses: dict[Any, float] = {}
 
-    def trial(parameters: dict[str, Any], seed: int) -> float:
+    def trial(parameters: dict[str, Any]) -> float:
         point = tuple(parameters.values())
-        losses.setdefault(point, []).append(hash((salt, point, seed)) % 97 / 7)
-        return losses[point][-1]
+        assert point not in losses
+        losses[point] = hash((salt, point)) % 97 / 7
+        return losses[point]
 
-    choice = search(grid, Budget(points, seeds), trial)
-    means = {point: sum(each) / seeds for point, each in losses.items()}
-    assert {len(each) for each in losses.values()} == {seeds}
-    assert choice.trials == seeds * len(losses) <= seeds * (points + EXTENSIONS * len(grid))
-    assert means[tuple(choice.parameters.values())] == pytest.approx(min(means.values()))
+    choice = search(grid, points, trial)
+    assert choice.trials == len(losses) <= points + EXTENSIONS * len(grid)
+    assert losses[tuple(choice.parameters.values())] == min(losses.values())
     chosen = initial_points(grid, points)
     assert len(chosen) == len({*chosen}) <= points and {*chosen} <= losses.keys()
     for position, axis in enumerate(grid.values()):
@@ -54,12 +53,12 @@ def test_the_choice_is_the_best_and_the_grid_is_covered_evenly(
 
 
 def test_a_smaller_grid_is_refined_around_the_best() -> None:
-    choice, rates = tried({"rate": RATES}, Budget(7), lambda rate: math.log(rate / 0.2) ** 2)
+    choice, rates = tried({"rate": RATES}, 7, lambda rate: math.log(rate / 0.2) ** 2)
     assert rates == [0.01, 0.1, 1.0, 0.0316, 0.316, 0.562, 0.178]
     assert choice == Choice({"rate": 0.178}, (), 7)
     # The rate 1 is tried with one batch, becomes the best, and is tried with the other.
     grid = {"rate": Values((0.1, 10.0)), "batch": Values((1, 4), lowest=1, highest=4)}
-    choice, points = tried(grid, Budget(9), lambda r, b: math.log(r) ** 2 + (b - 2) ** 2)
+    choice, points = tried(grid, 9, lambda r, b: math.log(r) ** 2 + (b - 2) ** 2)
     assert points[4:] == [(1.0, 1), (1.0, 4), (0.316, 1), (3.16, 1), (1.0, 2)]
     assert choice.parameters == {"rate": 1.0, "batch": 2}
 
@@ -75,7 +74,7 @@ def test_a_smaller_grid_is_refined_around_the_best() -> None:
 )
 def test_a_choice_at_an_end_extends_the_grid(low: float, beyond: Any, at_edge: Any) -> None:
     """Until it is no end, and at most 6 times; then it is marked."""
-    choice, rates = tried({"rate": RATES}, Budget(3), lambda rate: math.log(rate / low) ** 2)
+    choice, rates = tried({"rate": RATES}, 3, lambda rate: math.log(rate / low) ** 2)
     assert rates[3:] == pytest.approx(beyond) and choice.trials == len(rates)
     assert choice.at_edge == at_edge
     assert choice.text.endswith("(at the edge of the grid: rate)") == bool(at_edge)
@@ -83,13 +82,13 @@ def test_a_choice_at_an_end_extends_the_grid(low: float, beyond: Any, at_edge: A
 
 def test_bounds_integers_names_ties_and_diverged_trials() -> None:
     bounded, names = {"density": Values((0.25, 0.5), highest=1.0)}, {"abort": 2, "keep": 1}
-    assert tried(bounded, Budget(2), lambda p: -p)[0] == Choice({"density": 1.0}, (), 3)
-    choice, points = tried({"batch": Values((2, 4, 8))}, Budget(4), lambda batch: batch)
+    assert tried(bounded, 2, lambda p: -p)[0] == Choice({"density": 1.0}, (), 3)
+    choice, points = tried({"batch": Values((2, 4, 8))}, 4, lambda batch: batch)
     assert points == [2, 4, 8, 3, 1] and choice == Choice({"batch": 1}, (), 5)
-    choice, _ = tried({"policy": Values((*names,))}, Budget(8), names.get)
+    choice, _ = tried({"policy": Values((*names,))}, 8, names.get)
     assert choice == Choice({"policy": "keep"}, (), 2)
-    assert tried({"rate": RATES}, Budget(3), lambda rate: 1.0)[0].parameters["rate"] < 0.01
-    choice, _ = tried({"rate": RATES}, Budget(3, 2), lambda rate: NAN if rate < 1 else rate)
+    assert tried({"rate": RATES}, 3, lambda rate: 1.0)[0].parameters["rate"] < 0.01
+    choice, _ = tried({"rate": RATES}, 3, lambda rate: NAN if rate < 1 else rate)
     assert choice.parameters == {"rate": 1.0}
-    diverged, points = tried({"rate": RATES}, Budget(3), lambda rate: NAN)
+    diverged, points = tried({"rate": RATES}, 3, lambda rate: NAN)
     assert len(points) == 3 + EXTENSIONS and diverged.parameters["rate"] < 0.01
