@@ -5,14 +5,14 @@ a shaped link and with two CPU devices. It needs root or unprivileged user names
 iproute2. All forms are measured in turn, and their ratios are of one round.
 """
 
-import argparse
 import functools
-import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 import optax
+import tyro
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -84,47 +84,48 @@ def summary(milliseconds: Sequence[float], period: int, overlap: int) -> list[fl
       >>> summary([4.0, 1.0, 1.0, 2.0], period=4, overlap=3)
       [2.0, 1.5, 1.0, 0.0]
     """
-    begins = {number * period // FRAGMENTS for number in range(FRAGMENTS)}
-    applies = {(step + overlap) % period for step in begins}
-    median = statistics.median(milliseconds)
-    waits = [
-        statistics.mean(
-            each - median for number, each in enumerate(milliseconds) if number % period in steps
-        )
-        for steps in (begins, applies)
-    ]
-    return [statistics.mean(milliseconds), median, *waits]
+    begins = [number * period // FRAGMENTS for number in range(FRAGMENTS)]
+    applies = [(step + overlap) % period for step in begins]
+    times = np.reshape(milliseconds, (-1, period))
+    median = np.median(times)
+    waits = [np.mean(times[:, steps] - median) for steps in (begins, applies)]
+    return [float(each) for each in (np.mean(times), median, *waits)]
 
 
-def main() -> None:
-    """Measures, and prints a line per round and form."""
-    parser = argparse.ArgumentParser("python -m experiments.lab.overlap")
-    parser.add_argument("--rate", default="200mbit", help="bandwidth of each worker's link")
-    parser.add_argument("--model", default="mlp", choices=LOSSES)
-    for name, default, text in (
-        ("period", 32, "steps between two exchanges of a fragment"),
-        ("overlap", 15, "steps between an exchange and the use of its result"),
-        ("periods", 2, "periods of a measurement"),
-        ("rounds", 3, "rounds, in which all forms are measured in turn"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} ({default})")
-    options = parser.parse_args()
+def main(
+    rate: str = "200mbit",
+    model: Literal["mlp", "transformer"] = "mlp",
+    period: int = 32,
+    overlap: int = 15,
+    periods: int = 2,
+    rounds: int = 3,
+) -> None:
+    """Measures, and prints a line per round and form.
+
+    Args:
+      rate: Bandwidth of each worker's link.
+      model: What trains.
+      period: Steps between two exchanges of a fragment.
+      overlap: Steps between an exchange and the use of its result.
+      periods: Periods of a measurement.
+      rounds: Rounds, in which all forms are measured in turn.
+    """
     isolate()
-    network, period = Network(WORKERS), options.period
-    arguments = {"model": options.model, "period": period, "overlap": options.overlap}
+    network = Network(WORKERS)
+    arguments = {"model": model, "period": period, "overlap": overlap}
     group = Group("overlap", WORKERS, arguments, threads=2)
     for form in FORMS:  # Compiles all programs; the next step begins an exchange.
         group.ask("measure", form=form, steps=2 * period - 1)
-    network.shape(Link(options.rate))
+    network.shape(Link(rate))
     print("milliseconds; round form mean median begins applies MB/period", flush=True)
-    for number in range(options.rounds):
+    for number in range(rounds):
         for form in FORMS:
-            answers = group.ask("measure", form=form, steps=options.periods * period)
+            answers = group.ask("measure", form=form, steps=periods * period)
             slowest = np.max([answer["milliseconds"] for answer in answers], axis=0)
-            found = summary(slowest.tolist(), period, options.overlap)
-            megabytes = answers[0]["sent"] / 1e6 / options.periods
+            found = summary(slowest.tolist(), period, overlap)
+            megabytes = answers[0]["sent"] / 1e6 / periods
             print(number, form, *(f"{each:.1f}" for each in (*found, megabytes)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

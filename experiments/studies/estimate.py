@@ -31,6 +31,7 @@ from experiments.study.table import (
 )
 from experiments.trainer import count_bytes, load_task, make_mesh, make_program
 
+LEARNING_RATE = 0.05  # of SGD with momentum 0.9
 EXACT = 1e-12
 """Float32 sums in another order differ by less, relative to the squared norm of the mean."""
 
@@ -60,10 +61,6 @@ class Estimate(Options):
     """estimates of the same gradients per method"""
     batch: int = 256
     """examples per step, over all workers"""
-    learning_rate: float = 0.05
-    """learning rate of SGD with momentum 0.9"""
-    seed: int = 0
-    """seed of weights, batches and rounding"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
 
@@ -88,9 +85,9 @@ def collect_gradients(config: Estimate) -> dict[int, np.ndarray]:
         )
 
     exact = parse_method(BASELINE)
-    program = make_program(task, exact, "sgd", config.learning_rate, config.batch, mesh)
-    params, opt_state = program.first(config.seed, config.learning_rate)
-    batches, gradients = task.batches(config.seed, config.batch), {}
+    program = make_program(task, exact, "sgd", LEARNING_RATE, config.batch, mesh)
+    params, opt_state = program.first(0, LEARNING_RATE)
+    batches, gradients = task.batches(0, config.batch), {}
     for number in range(1, max(config.steps) + 1):
         batch = next(batches)
         if number in config.steps:
@@ -151,7 +148,7 @@ def settings(config: Estimate) -> list[dict[str, str]]:
         raise ExperimentError("an estimate requires at least 2 workers, got --devices 1.")
     # The warning is about few levels, which are intended here.
     warnings.filterwarnings("ignore", "`bits`=", UserWarning)
-    size = sum(leaf.size for leaf in jax.tree.leaves(task.first_weights(config.seed)))
+    size = sum(leaf.size for leaf in jax.tree.leaves(task.first_weights(0)))
     kinds = ("exact", "nearest", "unbiased", "biased")
     estimators = [label for label in ALL_LABELS if parse_method(label).kind in kinds]
     methods = expand(config.methods, estimators)
@@ -179,7 +176,7 @@ def train(config: Estimate, setting: Setting) -> Callable[..., Iterator[Mapping[
     def trainer(setting: Any, seed: int, *_: Any, **__: Any) -> Iterator[Mapping[str, Any]]:
         workers, size = gradients[seed].shape
         sent, full = (bytes_of(each, mesh, size) for each in (label, BASELINE))
-        first_seed = config.seed + sorted(gradients).index(seed) * config.draws
+        first_seed = sorted(gradients).index(seed) * config.draws
         yield {
             "step": seed,
             "draws": config.draws,
@@ -251,7 +248,7 @@ def prose(results: Results) -> list[str]:
     return [
         f"digits, {workers} workers, {size:,} coordinates: the gradients of step "
         f"{', '.join(map(str, sorted({*config.steps})))} of one run of SGD with momentum and the "
-        f"exact mean, {config.batch} examples per step, learning rate {config.learning_rate}; "
+        f"exact mean, {config.batch} examples per step, learning rate {LEARNING_RATE}; "
         f"{config.draws} draws of the rounding per step. The seeds of the record are these steps. "
         "The gradients follow from the seed.",
         PROVENANCE, TUNING, CLAIMS, TABLE,

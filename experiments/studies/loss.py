@@ -44,6 +44,8 @@ TARGET_PART = 0.6  # So a method with slower progress may take 1.67 times the st
 TRAINING_SECONDS = 3600  # The time limit of a training.
 TIME = "seconds_to_target"
 THEIRS = tuple(AS_SHIPPED)
+TRIAL_STEPS = 40  # Training steps of a trial.
+TIMED_STEPS = 8  # At most, of a measurement.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +81,6 @@ class LossConfig(Options):
     """the first grid"""
     trials: int = 4
     """learning rates that each method tries"""
-    trial_steps: int = 40
-    """training steps of a trial"""
-    timed_steps: int = 8
-    """timed steps of a measurement, at most"""
     seconds: float = 4.0
     """time limit of a measurement of steps"""
     attempts: int = 2
@@ -159,7 +157,7 @@ def train(config: LossConfig, setting: Setting) -> Trainer:
             )[0]
 
         if validation:
-            tried = curve(config.trial_steps, config.trial_steps, "validation")
+            tried = curve(TRIAL_STEPS, TRIAL_STEPS, "validation")
             yield {"validation_loss": tried["evaluated"][-1]}
             return
         found = {}
@@ -168,7 +166,7 @@ def train(config: LossConfig, setting: Setting) -> Trainer:
             for step, loss in zip(done["steps"], done["evaluated"], strict=True):
                 yield {"step": step, "held_out": loss}
             found = {"held_out": loss, "trained_seconds": done["seconds"][-1]}
-        found |= lab.time_steps(name, link, config.timed_steps)
+        found |= lab.time_steps(name, link, TIMED_STEPS)
         if link.rate != UNSHAPED:
             found["megabits"] = bits_per_second(link.rate) / 1e6
         if steps := parameters.get("confirmed_steps"):
@@ -348,7 +346,7 @@ def prose(results: Results) -> list[str]:
         f"{config.steps} steps with each of {config.seeds} seeds, with {config.points} evaluations "
         "on 128 held-out windows. `mean` and `ddp` compute the same mean, and differ by rounding. "
         "Learning rates are chosen by the loss on 128 windows of a validation split after "
-        f"{config.trial_steps} steps. Batches contain neither split. The first learning rates are "
+        f"{TRIAL_STEPS} steps. Batches contain neither split. The first learning rates are "
         f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}. Every method tries "
         f"{config.trials} rates, and more if the best is an end. All other "
         "options have their defaults.",
@@ -370,7 +368,7 @@ def prose(results: Results) -> list[str]:
         f"within {100 * TARGET_PART:.0f} % of its steps, {runs[0]['target']:.4f}. Steps to the "
         "target are interpolated between evaluations. Seconds are these steps times the step time "
         "on the link, paired: each seed has a round in which all methods are measured in turn. "
-        + describe_measurements(config, config.timed_steps, runs),
+        + describe_measurements(config, TIMED_STEPS, runs),
         "Trainings over a shaped link, with wall-clock time: "
         f"{'; '.join(confirmations) or 'none'}.",
         readme.CLAIMS,

@@ -75,6 +75,7 @@ SCORED_EXAMPLES = 400  # The most of the text, and of the shard of the slow work
 TEXT_SECONDS = 0.75  # Over those of the digits.
 FIRST_LOG = 0.02  # The part of a run before the first logged loss.
 REFERENCE_SLOWDOWN = 3.0  # That of the speeds 3:1.
+TRIAL_PART = 0.5  # Simulated time of a trial, as a part of a run's.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +99,6 @@ class Stragglers(Options):
     """number of seeds"""
     trials: int = 10
     """points that the tuning of a setting tries"""
-    trial_part: float = 0.5
-    """simulated time of a trial, as a part of a run's"""
     seconds: float = 8.0
     """simulated seconds of a run; the text has three quarters of them"""
     points: int = 32
@@ -138,7 +137,7 @@ def settings(config: Stragglers) -> list[Setting]:
 def facts(config: Stragglers) -> list[Row]:
     """The date and the budget of tuning. Later runs of the record may have other ones."""
     budget = {"begun": datetime.date.today().isoformat(), "trials": config.trials,
-              "part_of_the_time": config.trial_part,
+              "part_of_the_time": TRIAL_PART,
               "logged_losses": config.points}  # fmt: skip
     places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
     return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
@@ -213,7 +212,7 @@ def train(config: Stragglers, _: Setting) -> Trainer:
         dataset, speeds = setting["dataset"], SPEEDS[setting["speeds"]]
         task = load(dataset)[validation]
         shards = make_shards(task, seed, by_label=dataset == BY_LABEL)
-        seconds = duration(config, setting) * (config.trial_part if validation else 1)
+        seconds = duration(config, setting) * (TRIAL_PART if validation else 1)
         times = np.geomspace(FIRST_LOG * seconds, seconds, config.points)
         family = windows if setting["method"] in METHODS else events
         states = family.run(setting, parameters, seed, load(dataset)[0], shards, times)
