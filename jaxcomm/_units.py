@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
     leaves: tuple[int, ...]
     form: Literal["alone", "concatenated", "stacked"]
-    coins: tuple[int, ...]  # the bucket whose coins it uses; for a stack, one number per leaf
+    key_numbers: tuple[int, ...]  # of the bucket whose PRNG keys it uses; for a stack, of each leaf
     start: int  # its first coordinate in that bucket
     group: int  # the group that shares statistics
     statistics_size: int | None = None  # coordinates of the group, if it has several units

@@ -15,11 +15,11 @@ def _uniform(key: jax.Array, size: int = 2**18) -> np.ndarray:
 
 
 def test_bits_are_uniform_and_uncorrelated() -> None:
-    coins = [
-        _noise.make_coins(jax.random.key(0), jnp.uint32(step), 2, jnp.int32(worker))[unit]
+    keys = [
+        _noise.keys_per_unit(jax.random.key(0), jnp.uint32(step), 2, jnp.int32(worker))[unit]
         for step, unit, worker in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
     ]
-    samples = [_uniform(coin.private) for coin in coins] + [_uniform(coins[0].public)]
+    samples = [_uniform(key.private) for key in keys] + [_uniform(keys[0].shared)]
     for sample in samples:
         assert scipy.stats.kstest(sample, "uniform").pvalue > 1e-6
         lagged = np.corrcoef(sample[1:], sample[:-1])[0, 1]

@@ -11,9 +11,9 @@ from jaxcomm import _axis
 from jaxcomm._contract import (
     AxisName,
     Codec,
-    Coins,
     Context,
     Diagnostics,
+    Keys,
     Memory,
     PyTree,
     mean_is_update,
@@ -39,7 +39,7 @@ from jaxcomm.aggregation._rows import (
     ROW_CUTS,
     RowCut,
     RowOwnership,
-    coins_of_means,
+    keys_of_means,
     pull_rows,
     push_rows,
     recut_memory,
@@ -188,17 +188,17 @@ def two_stage_mean(
 
             return codec.replace(decode=decode) if exposes else codec
 
-        def started(part: Part, codec: Codec, coins: Coins, memory: PyTree, x: jax.Array) -> Part:
-            return part._replace(codec=codec, context=Context(coins, Memory(memory)), x=x)
+        def started(part: Part, codec: Codec, keys: Keys, memory: PyTree, x: jax.Array) -> Part:
+            return part._replace(codec=codec, context=Context(keys, Memory(memory)), x=x)
 
         def to_push(part: Part) -> Part:
             cut, codec, _ = kind_of(part.unit)
             rows, memory = cut.apart(part.x, workers), part.context.memory.own.sent
-            return started(part, codec, part.context.coins, memory, rows)
+            return started(part, codec, part.context.keys, memory, rows)
 
-        def to_pull(first: Part, part: Part, coins: Coins) -> Part:
+        def to_pull(first: Part, part: Part, keys: Keys) -> Part:
             codec = exposed(kind_of(part.unit)[2])
-            return started(first, codec, coins, part.context.memory.own.mean, first.mean)
+            return started(first, codec, keys, part.context.memory.own.mean, first.mean)
 
         def joined(part: Part, rows: jax.Array) -> jax.Array:
             return kind_of(part.unit)[0].together(rows, part.x.shape)
@@ -212,8 +212,8 @@ def two_stage_mean(
             return joined(part, decode(first.context, first.payload))
 
         firsts, _ = push_rows(axis_name, [*map(to_push, parts)])
-        coins = coins_of_means([part.context.coins for part in parts], workers)
-        seconds, _ = pull_rows(axis_name, [*map(to_pull, firsts, parts, coins)])
+        keys = keys_of_means([part.context.keys for part in parts], workers)
+        seconds, _ = pull_rows(axis_name, [*map(to_pull, firsts, parts, keys)])
         means = [joined(part, second.mean) for part, second in zip(parts, seconds, strict=True)]
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
             means = nan_unless_all_fit(axis_name, [second.x for second in seconds], means)

@@ -90,12 +90,12 @@ def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -
     return jnp.where((rank >= 0) & (rank < ends[-1]), part, parts.number)
 
 
-def window(words: jax.Array, public: jax.Array, room: int, parts: Parts) -> jax.Array:
+def window(words: jax.Array, shared: jax.Array, room: int, parts: Parts) -> jax.Array:
     """The parts whose bits are set; at most `room`, consecutive ones from a random one."""
     if not room:
         return jnp.zeros(0, jnp.int32)
     total = count(words)
-    drawn = _noise.bits(public, ())
+    drawn = _noise.bits(shared, ())
     start = (drawn % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
     start = jnp.where(total > room, start, 0)
     chosen = members(words, start, room, parts)

@@ -67,7 +67,7 @@ def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
         params, account = trained(loss, freezing(chain(name)), PARAMS)
         assert account.bytes_by_axis == expected.bytes_by_axis
         assert np.any(params["adapter"]["b"] != 0)
-        if name not in ("global_qsgd", "two_stage"):  # Coins depend on the paths of leaves.
+        if name not in ("global_qsgd", "two_stage"):  # PRNG keys depend on the paths of leaves.
             chex.assert_trees_all_close(params["adapter"], alone, rtol=1e-5)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxcomm import Codec, _noise, _units
-from jaxcomm._contract import Coins
+from jaxcomm._contract import Keys
 from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, hierarchical, two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import diana, error_feedback, momentum
@@ -168,11 +168,11 @@ def test_a_bound_is_asked_for_what_shares_statistics() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 2**32 - 1, 2**33 + 5])
-def test_coins_go_on_where_a_part_begins(start: int) -> None:
+def test_keys_go_on_where_a_part_begins(start: int) -> None:
     key = jax.random.key(3, impl="threefry2x32")
-    moved = _noise.beyond(Coins(key, key), start)
+    moved = _noise.beyond(Keys(key, key), start)
     first, second = _noise.seeds(key)
     position = jnp.arange(9, dtype=jnp.uint32) + jnp.uint32(start % 2**32)
     expected = _hash.bits(position, first, second)
-    for coin in moved:
-        chex.assert_trees_all_equal(_noise.bits(coin, (9,)), expected)
+    for part in moved:
+        chex.assert_trees_all_equal(_noise.bits(part, (9,)), expected)

@@ -37,7 +37,7 @@ def ballots(workers: int) -> Any:
 
 
 def elected(given: np.ndarray) -> np.ndarray:
-    """By hand: the sign of those who have one, and 0 where coins for zeros and ties decide."""
+    """By hand: the sign of those who have one, and 0 where random bits decide."""
     balance, zeros = np.sign(given).sum(axis=0), (given == 0).sum(axis=0)
     return np.where(np.abs(balance) > zeros, np.sign(balance), 0.0)
 

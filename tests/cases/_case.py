@@ -46,8 +46,8 @@ class Case(NamedTuple):
       contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
       feedback: The sent and the kept array of `codec` add up to its input.
-      common_coins: Workers draw the same numbers.
-      zeros_drawn: A private coin decides on a coordinate that is zero.
+      common_draws: Workers draw the same numbers.
+      zeros_drawn: A private random number decides on a coordinate that is zero.
       spreads: Coordinates that are zero on all workers need not be so in the result.
       alien: Why a small layer beside a large one does not get an update of its own magnitude, in
         the scope that the row takes by default; empty where it does.
@@ -81,7 +81,7 @@ class Case(NamedTuple):
     contraction: Callable[[int], float] | None = None
     moment: Callable[[np.ndarray], float] | None = None
     feedback: bool = False
-    common_coins: bool = False
+    common_draws: bool = False
     fitted: bool = False
     extremes: Callable[[int], int] = lambda d: 0
     spreads: bool = False

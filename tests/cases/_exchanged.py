@@ -116,7 +116,7 @@ EXCHANGED = [
             4 * (cells(sum(sizes)) + min(4 * quarter(sum(sizes)), sum(sizes))) + 4, n
         ),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
         # All workers send the largest coordinates of the sum, as one worker with the mean would.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
         alien=LARGEST_OF_ALL,
@@ -125,7 +125,7 @@ EXCHANGED = [
         "fetch_sgd",
         bytes=lambda sizes, n: all_reduce(4 * cells(sum(sizes)) + 4, n),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
         aim=fetched,
         # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
         shares=math.inf,

@@ -67,7 +67,7 @@ SAMPLED = [
         variance=lambda d, n: d / half(d) - 1,
         resolution=lambda n, d: d / half(d),
         moment=lambda x: (x.size / half(x.size) - 1) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "random_k_feedback",
@@ -75,7 +75,7 @@ SAMPLED = [
         dtypes="f32",
         contraction=lambda d: quarter(d) / d,
         moment=lambda x: (1 - quarter(x.size) / x.size) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "wangni",

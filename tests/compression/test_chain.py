@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm.compression import blockwise, chain, reserved, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
@@ -75,7 +75,7 @@ def test_all_selections_draw_differently() -> None:
     decoded = sent(chain(first, random_k(k=100)), x)
     found = np.flatnonzero(decoded)
     assert len(found) == 100 and {*found} <= {*drawn(first)} and np.all(decoded[found] == 4)
-    # With the coin of the first, the second would draw among the first positions of it alike.
+    # With the key of the first, the second would draw among the first positions of it alike.
     positions = np.searchsorted(drawn(first), found)
     assert {*positions} != {*drawn(random_k(k=100), 200)}
 
@@ -144,6 +144,6 @@ def test_what_is_no_chain() -> None:
 
 def test_statistics_of_several_buckets() -> None:
     codec, x = chain(random_k(k=4), dither()), jnp.zeros(8)
-    context = Context(Coins(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
+    context = Context(Keys(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
     with pytest.raises(ValueError, match="among buckets: use `scope`='bucket'"):
         codec.measure(context, x)

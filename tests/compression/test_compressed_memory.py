@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm._noise import bits
 from jaxcomm.compression import blockwise, compressed_memory, rotated
-from jaxcomm.compression._compressed_memory import CompressedArray, _coins_of_array
+from jaxcomm.compression._compressed_memory import CompressedArray, _keys_of_array
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, momentum_correction
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import threshold, top_k
@@ -47,7 +47,7 @@ def test_what_is_lost_is_the_rounding_of_the_storage(storage: Codec, step: float
 def decoded(storage: Codec, kept: CompressedArray, shape: tuple[int, ...]) -> np.ndarray:
     """By the storage's own functions, from the words that are kept."""
     key = jax.random.wrap_key_data(kept.seeds, impl="threefry2x32")
-    context = Context(Coins(key, key), statistics=kept.statistics, shape=shape)
+    context = Context(Keys(key, key), statistics=kept.statistics, shape=shape)
     return np.asarray(storage.decode(context, kept.payload), np.float64)
 
 
@@ -84,7 +84,7 @@ def test_each_array_of_a_memory_draws_apart() -> None:
     """Also their first coordinates; over many keys, the bits of two arrays are independent."""
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 64)
     first, second = (
-        np.array([bits(_coins_of_array(Coins(key, key), i).private, (8,)) for key in keys])
+        np.array([bits(_keys_of_array(Keys(key, key), i).private, (8,)) for key in keys])
         for i in (0, 1)
     )
     assert not np.any(first == second)

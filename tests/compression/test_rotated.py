@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression._transforms import hadamard
 from jaxcomm.compression.feedback import error_feedback
@@ -17,7 +17,7 @@ from jaxcomm.testing._codec import require_sums
 from tests.codecs import draws
 from tests.slow import slow
 
-COINS = Coins(jax.random.key(0), jax.random.key(1))
+KEYS = Keys(jax.random.key(0), jax.random.key(1))
 
 
 class Whole(NamedTuple):
@@ -55,7 +55,7 @@ def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: f
     codec = rotated(LOSSLESS)
     x = np.random.default_rng(1).normal(size=shape) * scale
     given = jnp.asarray(x, jnp.float32)
-    context = Context(COINS, shape=shape)
+    context = Context(KEYS, shape=shape)
     payload, _ = codec.encode(context, given)
     (words,) = payload
     assert words.shape == (2 ** int(np.ceil(np.log2(max(x.size, 1)))),)
@@ -72,8 +72,8 @@ def test_workers_turn_alike_and_steps_apart() -> None:
     codec, x = rotated(LOSSLESS), jnp.linspace(-1, 1, 64)
     keys = jax.random.split(jax.random.key(5), 3)
     first, alike, apart = (
-        np.asarray(codec.encode(Context(Coins(public, private), shape=x.shape), x)[0].words)
-        for public, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
+        np.asarray(codec.encode(Context(Keys(shared, private), shape=x.shape), x)[0].words)
+        for shared, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
     )
     np.testing.assert_array_equal(first, alike)
     assert np.abs(first - apart).max() > 0.1
@@ -82,11 +82,11 @@ def test_workers_turn_alike_and_steps_apart() -> None:
 def test_the_codec_inside_draws_apart() -> None:
     seen = []
     inner = LOSSLESS.replace(
-        measure=lambda context, x: seen.append(jax.random.key_data(context.coins.public)) or ()
+        measure=lambda context, x: seen.append(jax.random.key_data(context.keys.shared)) or ()
     )
     x = jnp.ones(4)
     for codec in (inner, rotated(inner), rotated(rotated(inner))):
-        codec.measure(Context(COINS, shape=x.shape), x)
+        codec.measure(Context(KEYS, shape=x.shape), x)
     assert len({tuple(map(int, key)) for key in seen}) == 3
 
 

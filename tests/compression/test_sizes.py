@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Keys
 from jaxcomm.compression import (
     blockwise,
     feedback,
@@ -89,7 +89,7 @@ OF_MATRICES = {"row power_sgd_factor_codec"}
 
 def trace(codec: Codec, size: int) -> jax.Array:
     def once(key: jax.Array, x: jax.Array) -> jax.Array:
-        context = context_of(codec, x, Coins(key, key))
+        context = context_of(codec, x, Keys(key, key))
         payload, _ = codec.encode(context, x)
         return codec.decode(context.received(), payload)
 

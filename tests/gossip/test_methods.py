@@ -90,7 +90,7 @@ def test_two_axes_are_as_good_as_one() -> None:
 
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
 def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCase) -> None:
-    """As if the step had not been: parameters, memory, coins and turns."""
+    """As if the step had not been: parameters, memory, keys and turns."""
     tx = jaxcomm.skip_nonfinite(optax.chain(optax.identity(), case.make(8)))
     updates, at = steps(7, 8), LOST[0]
     updates[LOST][5] = np.nan

@@ -24,7 +24,7 @@ def row(make: Callable[[], Any]) -> Case:
     return HONEST._replace(make=lambda axis="data", seed=0: make())
 
 
-def _anothers_coins() -> Any:
+def _keys_of_another_worker() -> Any:
     codec = dither(bits=8)
     return jaxcomm.all_reduce_mean(
         codec.replace(encode=lambda context, x: codec.encode(context.received(), x))
@@ -54,7 +54,7 @@ def _overflow(case: Case) -> None:
 
 
 LAWS: dict[str, tuple[Callable[[Case], None], Callable[[], Any]]] = {
-    "another's coins": (check_workers_draw_apart, _anothers_coins),
+    "another's keys": (check_workers_draw_apart, _keys_of_another_worker),
     "too narrow a sum": (_overflow, _one_bit_too_narrow),
     "floats in place of 8 bits": (lambda case: check_bytes(case, 8), jaxcomm.mean),
 }

@@ -21,14 +21,14 @@ def halfway(case: Case) -> jax.Array:
 
 
 def check_workers_draw_apart(case: Case) -> None:
-    # Four workers round one number, each up or down: with private coins, the sum takes more than
-    # the two values of a common coin.
+    # Four workers round one number, each up or down: with private keys, the sum takes more than
+    # the two values of a common key.
     result = aggregate(case.make(), halfway(case))
     assert len(np.unique(result[0, case.extremes(SIZE) + 1 :])) > 2
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in RANDOM if not (c.rerounds or c.common_coins)], ids=repr
+    "case", [c for c in RANDOM if not (c.rerounds or c.common_draws)], ids=repr
 )
 def test_workers_draw_apart(case: Case) -> None:
     check_workers_draw_apart(case)

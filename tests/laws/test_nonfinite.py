@@ -21,7 +21,7 @@ def bits(tree: object) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case) -> None:
-    """Neither residuals nor coins; and the step is counted."""
+    """Neither residuals nor keys; and the step is counted."""
     trial, updates = AggregatorTrial(jaxcomm.skip_nonfinite(case.make()), 4), gradients(4)
     _, state = trial.step(updates, trial.first(updates, "checked"), "checked")
     spoiled = {**updates, "kernel": updates["kernel"].at[2, 1, 1].set(np.nan)}

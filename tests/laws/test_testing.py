@@ -47,7 +47,7 @@ def whole(
     """Rounds to int8, relative to the largest magnitude over workers."""
 
     def stochastic(context: Context, x: jax.Array) -> jax.Array:
-        return jnp.floor(x + jax.random.uniform(context.coins.private, x.shape))
+        return jnp.floor(x + jax.random.uniform(context.keys.private, x.shape))
 
     rounded = round_ or stochastic
 
@@ -110,7 +110,7 @@ def _told_twice() -> Codec:
 
 
 def _private(context: Context, x: jax.Array) -> jax.Array:
-    return x + jax.random.uniform(context.coins.private)
+    return x + jax.random.uniform(context.keys.private)
 
 
 def _counted() -> Codec:
@@ -160,7 +160,7 @@ def _settled_apart() -> Codec:
     """Its shared memory after a step differs by worker."""
 
     def finalize(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        own = jax.random.uniform(context.coins.private)
+        own = jax.random.uniform(context.keys.private)
         return mean, context.memory._replace(shared=own)
 
     return with_memory(Memory(shared=jnp.zeros(())), finalize=finalize)
@@ -193,7 +193,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         "sums",
         lambda: _decoded(lambda context, x: x * context.count, whole()),
     ),
-    "decodes by the private coin": ("receivers decode", lambda: _decoded(_private, whole())),
+    "decodes by the private key": ("receivers decode", lambda: _decoded(_private, whole())),
     "decodes by its memory": (
         "receivers decode",
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
@@ -216,7 +216,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
             fast=Fast(exposes_nonfinite=("decode",))
         ),
     ),
-    "draws anew in each call": ("same coins", _called_again),
+    "draws anew in each call": ("same keys", _called_again),
     "draws anew in each trace": ("jit", _counted),
     "rounds otherwise under vmap": ("vmap", _mapped_apart),
     "changes what is shared in encode": (

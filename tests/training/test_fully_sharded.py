@@ -276,7 +276,7 @@ def test_mistakes(call: Any, message: str) -> None:
 
 @pytest.mark.slow
 def test_calls_over_different_lists_draw_apart() -> None:
-    """As calls over different dicts do: the coins come from the paths of all leaves of a call."""
+    """As calls over different dicts do: the keys come from the paths of all leaves of a call."""
     gather, weights = weight_gather(P("data"), pull=dither(bits=4)), jnp.asarray(normal(0, 2, 64))
 
     def first(slices: list[jax.Array]) -> jax.Array:

@@ -275,7 +275,7 @@ def variable_length(
         """The first word of each row, whether all fit, and the first integer of a window."""
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
         fits = ends[-1] <= room
-        drawn = _noise.bits(jax.random.fold_in(context.coins.public, 0x5A), ())
+        drawn = _noise.bits(jax.random.fold_in(context.keys.shared, 0x5A), ())
         first = (drawn % jnp.uint32(integers.alphabet(context).number)).astype(jnp.int32)
         # `jax.vmap` of a step types all inputs of a branch as its predicate.
         return ends - lengths, fits, _axis.varying_like(first, fits)
@@ -403,14 +403,14 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
     .. math:: r = \max\Big(\frac{\ell(x_1)}{m}, \frac{\ell(x_2)}{m}, \ldots\Big)
 
     with :math:`\ell` the words that the rows of an update take, in bits, for its :math:`m`
-    integers. Each update is encoded once, with coins of its own. This does not depend on the room
-    of `codec`, and sends nothing. Run it outside of the training program, with updates of the size
-    of the units that are sent: a bucket of leaves, or a leaf.
+    integers. Each update is encoded once, with separate PRNG keys. This does not depend on the
+    `capacity` of `codec`, and sends nothing. Run it outside of the training program, with updates
+    of the size of the units that are sent: a bucket of leaves, or a leaf.
 
     Args:
       codec: A codec of this package, such as `elias(dither(levels=7), room=8.0)`.
       updates: `[samples, ...]`, updates of one unit, for instance of several steps and workers.
-      seed: The seed of the coins.
+      seed: The seed of the PRNG keys.
 
     Returns:
       The `room`, a Python float. Units that differ more over time than these need more: a margin
@@ -434,8 +434,8 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
 
     @jax.jit
     def length(key: jax.Array, x: jax.Array) -> jax.Array:
-        coins = Context.of(x).coins._replace(public=key, private=jax.random.fold_in(key, 1))
-        context = Context(coins, codec.init(x), shape=x.shape)
+        keys = Context.of(x).keys._replace(shared=key, private=jax.random.fold_in(key, 1))
+        context = Context(keys, codec.init(x), shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         return bits_of(context, codec.encode(context, x)[0])
 

@@ -311,7 +311,7 @@ def dither(
 
     def coded(context: Context, x: jax.Array, **residual: Any) -> Any:
         field = chosen_field(context)
-        norm, seeds = chosen.value(context.statistics), _noise.seeds(context.coins.private)
+        norm, seeds = chosen.value(context.statistics), _noise.seeds(context.keys.private)
         return quantize(x, norm, seeds, levels=field.levels, bits=field.width, **residual)
 
     def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:

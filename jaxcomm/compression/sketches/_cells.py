@@ -97,7 +97,7 @@ def make_sketch(
 
 def chosen_parts(context: Context, sketch: Sketch, room: int) -> jax.Array:
     """The parts of the union that are sketched, at most `room`, the same on all workers."""
-    return _support.window(context.statistics.support, context.coins.public, room, sketch.parts)
+    return _support.window(context.statistics.support, context.keys.shared, room, sketch.parts)
 
 
 class Cells(NamedTuple):
@@ -107,13 +107,13 @@ class Cells(NamedTuple):
     sign: jax.Array  # int32[rows, n], -1 or 1
 
 
-def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
+def cells_of(sketch: Sketch, shared: jax.Array, chosen: jax.Array) -> Cells:
     """The cells of the chosen parts' coordinates, by hashes that are the same on all workers."""
     if not sketch.cells:
         return Cells(*[jnp.zeros((sketch.rows, 0), jnp.int32)] * 2)
     coordinates = _support.coordinates(chosen, sketch.parts)
     column, sign = locations(
-        coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
+        coordinates, _noise.seeds(shared), rows=sketch.rows, columns=sketch.columns
     )
     return Cells(
         column + jnp.arange(sketch.rows, dtype=column.dtype)[:, None] * sketch.columns, sign
@@ -238,7 +238,7 @@ def unpeeled(context: Context, sketch: Sketch, room: int) -> jax.Array:
     """The number of coordinates of the union that peeling `room` parts does not solve."""
     chosen = chosen_parts(context, sketch, room)
     real = _support.real(chosen, sketch.parts)
-    cells = cells_of(sketch, context.coins.public, chosen)
+    cells = cells_of(sketch, context.keys.shared, chosen)
     solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved
     union = _support.coordinates_in(context.statistics.support, sketch.parts)
     return jnp.maximum(union - jnp.sum(solved, dtype=jnp.float32), 0)

@@ -61,9 +61,9 @@ def _place(cut: _Cut, size: int, block: jax.Array) -> tuple[jax.Array, jax.Array
     return start, (place >= first) & (place < end)
 
 
-def _projected(x: jax.Array, blocks: int, public: jax.Array) -> jax.Array:
+def _projected(x: jax.Array, blocks: int, shared: jax.Array) -> jax.Array:
     """The sums of the blocks with random signs, float32[blocks, SIGNS]."""
-    cut, flat, words = _cut(x.size, blocks), x.ravel(), _noise.bits(public, (x.size,))
+    cut, flat, words = _cut(x.size, blocks), x.ravel(), _noise.bits(shared, (x.size,))
     split = cut.longer * (cut.size + 1)
 
     def sums(number: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ def _cyclic(blocks: int) -> _Rule:
 
 def _random(blocks: int) -> _Rule:
     def chosen(context: Context) -> jax.Array:
-        (word,) = _noise.bits(context.coins.public, (1,))
+        (word,) = _noise.bits(context.keys.shared, (1,))
         return (word % jnp.uint32(blocks)).astype(jnp.int32)
 
     return _Rule(chosen, Claims(contraction=lambda size, workers: 1 / blocks))
@@ -113,7 +113,7 @@ def _random(blocks: int) -> _Rule:
 
 def _gauss_southwell(blocks: int) -> _Rule:
     def measure(context: Context, x: jax.Array) -> Projections:
-        sums = _projected(x, blocks, context.coins.public) * headroom(context.workers)
+        sums = _projected(x, blocks, context.keys.shared) * headroom(context.workers)
         return Projections(context.memory.shared.steps.astype(jnp.float32), sums)
 
     def chosen(context: Context) -> jax.Array:

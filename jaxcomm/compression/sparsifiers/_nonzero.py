@@ -185,14 +185,14 @@ def nonzero_union(
 
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         parts, room = cut(x.shape)
-        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
+        chosen = _support.window(context.statistics.support, context.keys.shared, room, parts)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, parts) * headroom(context.workers)
         return ValuesPayload(values.reshape(room, parts.width)), context.memory
 
     def decode(context: Context, payload: ValuesPayload) -> jax.Array:
         parts, room = cut(context.shape)
-        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
+        chosen = _support.window(context.statistics.support, context.keys.shared, room, parts)
         values = payload.values * (1 / (context.count * headroom(context.workers)))
         return _support.put(values, chosen, parts, context.shape)
 

@@ -152,10 +152,10 @@ class Selection(NamedTuple):
     factor is unbiased.
 
     Attributes:
-      choose: `(public, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
+      choose: `(shared, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
         Those that are not below the size name none; they are below `layout(size).size`.
       layout: `size -> IndexCode`, the code of these indices.
-      drawn: Whether receivers choose the same from the public coin: `choose` then reads only the
+      drawn: Whether receivers choose the same from the shared key: `choose` then reads only the
         size of `flat`.
       value_dtype: The dtype in which `encode` sends the values.
     """

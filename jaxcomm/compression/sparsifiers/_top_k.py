@@ -161,7 +161,7 @@ def top_k(
             entries=entries,
             integers=integers_of_indices(kept, layout_of) if are_distinct else None,
             selection=Selection(
-                choose=lambda public, flat: choose(flat),
+                choose=lambda shared, flat: choose(flat),
                 layout=layout_of,
                 drawn=False,
                 value_dtype=dtype,

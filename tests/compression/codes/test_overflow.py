@@ -88,8 +88,8 @@ def test_one_outlier_takes_no_room(code: Any) -> None:
 @functools.cache
 def decoder(codec: Codec) -> Any:
     def one(x: jax.Array, key: jax.Array) -> Any:
-        coins = Context.of(x).coins._replace(public=key)
-        context = Context(coins, codec.init(x), shape=x.shape)
+        keys = Context.of(x).keys._replace(shared=key)
+        context = Context(keys, codec.init(x), shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         payload, memory = codec.encode(context, x)
         return codec.decode(context.received(), payload), memory.report.overflow
@@ -97,7 +97,7 @@ def decoder(codec: Codec) -> Any:
     return jax.jit(jax.vmap(one, in_axes=(None, 0)))
 
 
-def keys(draws: int) -> jax.Array:
+def step_keys(draws: int) -> jax.Array:
     return jax.random.split(jax.random.key(3, impl="threefry2x32"), draws)
 
 
@@ -107,7 +107,7 @@ def test_what_fits_is_whole_in_both_forms(code: Any) -> None:
     inner, x = dither(levels=7), given()[0]
     room = 3.5  # Bits; of plain ones, 4.
     strict, dropping = (decoder(code(inner, room=room, overflow=o)) for o in ("nan", "drop"))
-    np.testing.assert_array_equal(dropping(x, keys(1))[0], strict(x, keys(1))[0])
+    np.testing.assert_array_equal(dropping(x, step_keys(1))[0], strict(x, step_keys(1))[0])
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_levels_that_do_not_fit(code: Any) -> None:
     x = given("extreme")[0] * jnp.linspace(0.9, 1, SIZE, dtype=jnp.float32)
     inner, room, width = dither(levels=7), 1.0, 4
     strict, dropping = code(inner, room=room), code(inner, room=room, overflow="drop")
-    assert np.isnan(decoder(strict)(x, keys(1))[0]).all()
-    exact = decoder(code(inner, room=64.0))(x, keys(8))[0]
-    found, overflow = decoder(dropping)(x, keys(8))
+    assert np.isnan(decoder(strict)(x, step_keys(1))[0]).all()
+    exact = decoder(code(inner, room=64.0))(x, step_keys(8))[0]
+    found, overflow = decoder(dropping)(x, step_keys(8))
     plain = 32 * (int(room * SIZE / 32 + 64) + 1) // width
     for row, whole, dropped in zip(np.asarray(found), np.asarray(exact), overflow, strict=True):
         sent = np.flatnonzero(row)
@@ -134,9 +134,9 @@ def test_levels_that_do_not_fit(code: Any) -> None:
 def test_indices_that_do_not_fit(inner: Codec) -> None:
     x, room = given()[0], 1.0
     dropping = golomb_rice(inner, room=room, overflow="drop")
-    assert np.isnan(decoder(golomb_rice(inner, room=room))(x, keys(1))[0]).any()
-    whole = np.asarray(decoder(golomb_rice(inner, room=64.0))(x, keys(1))[0][0])
-    found, overflow = decoder(dropping)(x, keys(8))
+    assert np.isnan(decoder(golomb_rice(inner, room=room))(x, step_keys(1))[0]).any()
+    whole = np.asarray(decoder(golomb_rice(inner, room=64.0))(x, step_keys(1))[0][0])
+    found, overflow = decoder(dropping)(x, step_keys(8))
     for row, dropped in zip(np.asarray(found), overflow, strict=True):
         sent = np.flatnonzero(row)
         np.testing.assert_array_equal(row[sent], whole[sent])

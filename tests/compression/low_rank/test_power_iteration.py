@@ -47,7 +47,7 @@ def test_the_basis_spans_the_left_factors_and_the_drawn_columns() -> None:
     codec, x = power_iteration(2, drawn=3), jnp.asarray(updates((12, 7))[0, 0])
     context = Context.of(x, memory=codec.init(x))
     context = context.replace(statistics=codec.measure(context, x))
-    columns = jax.random.normal(context.coins.public, (12, 3))
+    columns = jax.random.normal(context.keys.shared, (12, 3))
     left = np.concatenate([context.statistics.values, columns], axis=1).astype(np.float64)
     basis, _ = np.linalg.qr(left)
     payload, _ = codec.encode(context, x)

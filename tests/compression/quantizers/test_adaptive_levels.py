@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins, Context
+from jaxcomm import Context, Keys
 from jaxcomm.compression.quantizers import adaptive_levels
 from jaxcomm.compression.quantizers._adaptive_levels import Levels, fit_levels
 from tests.codecs import context_of, draws, payload_of
@@ -81,7 +81,7 @@ def test_no_bias_with_levels_of_others() -> None:
     levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
 
     def once(key: jax.Array) -> jax.Array:
-        context = Context(Coins(key, key), statistics=levels, shape=x.shape)
+        context = Context(Keys(key, key), statistics=levels, shape=x.shape)
         payload, _ = codec.encode(context, x)
         return codec.decode(context.received(), payload)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Keys
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.sparsifiers import _random_k, wangni
 from tests.cases._sampled import wangni_probabilities
@@ -61,7 +61,7 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
 
     @jax.jit
     def total(x: jax.Array) -> jax.Array:
-        context = context_of(codec, x, Coins(key, key))
+        context = context_of(codec, x, Keys(key, key))
         payload, _ = codec.encode(context, x)
         return jnp.sum(codec.decode(context.received(), payload))
 
