@@ -38,13 +38,13 @@ class Unit(NamedTuple):
 def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:
     """Packs consecutive leaves into buckets; a leaf larger than the capacity has its own bucket."""
     buckets: list[list[int]] = []
-    room = 0
+    free = 0
     for leaf, size in enumerate(sizes):
-        if not buckets or size > room:
+        if not buckets or size > free:
             buckets.append([])
-            room = capacity
+            free = capacity
         buckets[-1].append(leaf)
-        room -= size
+        free -= size
     return buckets
 
 

@@ -39,7 +39,7 @@ def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
     for age, name in enumerate(("new", "older", "oldest")):
         (tmp_path / name).write_bytes(b"1234")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    compiled.trim(tmp_path, room=9)
+    compiled.trim(tmp_path, max_bytes=9)
     assert {entry.name for entry in tmp_path.iterdir()} == {"new", "older"}
     compiled.trim(tmp_path / "not_there")
 

@@ -3,7 +3,7 @@
 `python -m experiments.bench.codes` prints one line per update, quantizer and code. Updates are
 normal numbers, and the gradient of a network on the digits after 200 steps. Sizes are in bits per
 integer: the entropy of the integers (each by itself; none of indices), what the codec itself sends,
-the length of the code, and what is sent with the default room.
+the length of the code, and what is sent with the default capacity.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from experiments.bench.trainings import draw, first_weights, loss
 from experiments.timing import medians
 from jaxcomm import Context
 from jaxcomm.compression import blockwise
-from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
+from jaxcomm.compression.codes import elias, golomb_rice, measured_capacity, rans
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 
@@ -68,7 +68,7 @@ def measure(x: jax.Array, inner: Any, codec: Any) -> Sequence[str]:
     return (
         "" if integers.kind == "indices" else f"{-shares @ np.log2(shares):.2f}",
         f"{bits(plain) - bits(rest):.2f}",
-        f"{measured_room(codec, x[None]) + beside:.2f}",
+        f"{measured_capacity(codec, x[None]) + beside:.2f}",
         f"{bits(payload.words) + beside:.2f}",
         *(f"{1e3 * each:.0f}" for each in seconds.values()),
     )

@@ -70,9 +70,9 @@ def test_the_line_of_power_sgd_begins_with_the_exact_steps_of_the_records() -> N
 
 def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
     for workers, levels in (
-        (8, "15 in 8 bits for each of 8 workers; bits=8 has room for 15."),
-        (64, "15 in 16 bits for each of 64 workers; bits=8 has room for 1."),
-        (128, "15 in 16 bits for each of 128 workers; bits=8 has room for none."),
+        (8, "15 in 8 bits for each of 8 workers; bits=8 allows 15."),
+        (64, "15 in 16 bits for each of 64 workers; bits=8 allows 1."),
+        (128, "15 in 16 bits for each of 128 workers; bits=8 allows none."),
     ):
         found = advise(PARAMS, workers, **OPTIONS)
         assert f"Levels: global_qsgd has {levels}\n" in str(found)

@@ -1,4 +1,4 @@
-"""Recursive doubling of sparse sums: any number of workers, room that is short, mistakes."""
+"""Recursive doubling of sparse sums: any number of workers, too small a capacity, mistakes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +32,7 @@ def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None
 
 @pytest.mark.slow
 def test_what_rounding_up_let_in_comes_later_too() -> None:
-    """Two rows of each of two workers find room at first; their union has room for three."""
+    """Two rows of each of two workers fit at first; of their union, three fit."""
     given = jnp.zeros((2, 10, 1)).at[0, :2].set(1.0).at[1, 5:7].set(1.0)
     sent = draws(sparcml(density=0.15), given, 20)
     # Of 20 times 4 halves, what is still kept at the end is of a step or two.

@@ -36,7 +36,7 @@ def wangni_moment(x: np.ndarray) -> float:
     return float(sum(x[p > 0] ** 2 / p[p > 0]) - sum(x**2))
 
 
-def room_of_quarter(size: int, value_bits: int) -> int:
+def bytes_of_quarter(size: int, value_bits: int) -> int:
     """Bytes of indices that may be one past the end, and of values."""
     count = quarter(size)
     return word_bytes(index_bits_repeated(count, size + 1)) + word_bytes(count * value_bits)
@@ -79,7 +79,7 @@ SAMPLED = [
     ),
     row(
         "wangni",
-        bytes=lambda sizes, n: (n - 1) * (room_of_quarter(sum(sizes), 32) + 4),
+        bytes=lambda sizes, n: (n - 1) * (bytes_of_quarter(sum(sizes), 32) + 4),
         # Probabilities are multiples of 2**-24, or a part in a million smaller.
         variance=lambda d, n: (d / quarter(d) * (1 + 1e-5) - 1) / n,
         # What is sent is at most |x|_1 / k.
@@ -88,7 +88,7 @@ SAMPLED = [
     ),
     feedback_row(
         "threshold",
-        bytes=lambda size: room_of_quarter(size, 32),
+        bytes=lambda size: bytes_of_quarter(size, 32),
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),

@@ -1,4 +1,4 @@
-"""Servers of rows: which rows each has, room that is short, dense leaves beside."""
+"""Servers of rows: which rows each has, too small a capacity, dense leaves."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -115,7 +115,7 @@ def s2_sketch(
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, shared = sketch_of(x.shape), context.keys.shared
 
-        chosen = chosen_parts(context, sketch, sketch.room)
+        chosen = chosen_parts(context, sketch, sketch.capacity)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
         table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, shared, chosen), values)
@@ -124,24 +124,24 @@ def s2_sketch(
     def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
         sketch, shared = sketch_of(context.shape), context.keys.shared
         table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
-        chosen = chosen_parts(context, sketch, sketch.room)
+        chosen = chosen_parts(context, sketch, sketch.capacity)
         values = _estimate(sketch, shared, table, chosen, decode)
         return _support.put(values, chosen, sketch.parts, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        excess = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
+        excess = jnp.maximum(union - sketch.capacity * sketch.parts.width, 0)
         ratios = {"union_density": (union, jnp.float32(x.size)), "overflow": (excess, union)}
         if decode == "peel":
-            unsolved = unpeeled(context, sketch, sketch.room)
+            unsolved = unpeeled(context, sketch, sketch.capacity)
             return Diagnostics(x, ratios=ratios | {"unpeeled": (unsolved, union)})
         dropped = excess / jnp.maximum(union, 1)
         error = dropped + (1 - dropped) * jnp.maximum(union - excess - 1, 0) / max(sketch.cells, 1)
         return Diagnostics(x, ratios=ratios, errors={"expected_error": error})
 
     def fits(context: Context, payload: S2Payload) -> jax.Array:
-        return _support.count(context.statistics.support) <= sketch_of(context.shape).room
+        return _support.count(context.statistics.support) <= sketch_of(context.shape).capacity
 
     def variance(size: int, workers: int) -> float:
         return sketch_of((size, 1)).variance
@@ -241,7 +241,7 @@ def s2_codes(
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
         sketch, shared = sketch_of(x.shape), context.keys.shared
         # With more parts than these, none would peel.
-        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
+        chosen = chosen_parts(context, sketch, sketch.peeling_capacity)
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
             NORM.value(context.statistics.norm),
@@ -263,7 +263,7 @@ def s2_codes(
     def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
         """The mean of the coordinates that peel, and whether the whole union peels."""
         sketch, shared = sketch_of(context.shape), context.keys.shared
-        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
+        chosen = chosen_parts(context, sketch, sketch.peeling_capacity)
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
@@ -279,14 +279,14 @@ def s2_codes(
             shape=peeled.values.shape,
             count=context.count,
         )
-        fits = _support.count(context.statistics.support) <= sketch.room_to_peel
+        fits = _support.count(context.statistics.support) <= sketch.peeling_capacity
         dense = _support.put(mean, chosen, sketch.parts, context.shape)
         return dense, fits & jnp.all(peeled.solved == real)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        unsolved = unpeeled(context, sketch, sketch.room_to_peel)
+        unsolved = unpeeled(context, sketch, sketch.peeling_capacity)
         density, lost = (union, jnp.float32(x.size)), (unsolved, union)
         ratios = {"union_density": density, "unpeeled": lost, "overflow": lost}
         return Diagnostics(x, ratios=ratios)

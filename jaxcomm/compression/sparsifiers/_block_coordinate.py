@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
     longer: int  # blocks that are longer by one coordinate
     size: int  # of the others
-    room: int  # the coordinates of the largest block, the size of the payload
+    capacity: int  # the coordinates of the largest block, the size of the payload
 
 
 def _cut(size: int, blocks: int) -> _Cut:
@@ -53,10 +53,10 @@ def _cut(size: int, blocks: int) -> _Cut:
 
 
 def _place(cut: _Cut, size: int, block: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The start of a slice of `room` coordinates, and which of them belong to the block."""
+    """The start of a slice of `capacity` coordinates, and which of them belong to the block."""
     first = block * cut.size + jnp.minimum(block, cut.longer)
-    start = jnp.minimum(first, size - cut.room)  # The slice may begin before the last block.
-    place = start + jnp.arange(cut.room, dtype=jnp.int32)
+    start = jnp.minimum(first, size - cut.capacity)  # The slice may begin before the last block.
+    place = start + jnp.arange(cut.capacity, dtype=jnp.int32)
     end = first + cut.size + (block < cut.longer).astype(jnp.int32)
     return start, (place >= first) & (place < end)
 
@@ -214,7 +214,7 @@ def block_coordinate(blocks: Positive, order: Order = "cyclic") -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         cut = _cut(x.size, blocks)
         start, inside = _place(cut, x.size, rule.chosen(context))
-        values = lax.dynamic_slice_in_dim(x.ravel(), start, cut.room)
+        values = lax.dynamic_slice_in_dim(x.ravel(), start, cut.capacity)
         kept = jnp.where(inside, values.astype(jnp.float32) * headroom(context.workers), 0)
         return ValuesPayload(kept), context.memory
 

@@ -133,9 +133,7 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     tx = s2_reducer(density=0.05, sketch_ratio=1, overflow="drop", diagnostics=True)
     _, states = steps(tx, np.stack([x] * 30))
     told = {name: np.asarray(values)[:, 0] for name, values in states.diagnostics.items()}
-    kept = (
-        6 / (x != 0).any(axis=(0, 2)).sum()
-    )  # There is room for six, in as many times four cells.
+    kept = 6 / (x != 0).any(axis=(0, 2)).sum()  # The capacity is six, in as many times four cells.
     np.testing.assert_allclose(told["overflow"], 1 - kept, rtol=1e-6)
     np.testing.assert_allclose(
         told["expected_error"], 1 - kept + kept * (4 * 6 - 1) / 24, rtol=1e-6

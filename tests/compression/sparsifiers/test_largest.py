@@ -128,10 +128,10 @@ def test_as_many_as_are_told_while_running() -> None:
 @pytest.mark.slow
 def test_places_of_marks_beyond_the_room_and_of_none() -> None:
     marks = OFTEN_MISSED["99 % zeros"] > 0
-    for wanted, room in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):
-        found = np.flatnonzero(wanted)[:room]
-        expected = np.pad(found, (0, room - found.size), constant_values=WIDE)
-        np.testing.assert_array_equal(_largest.places(jnp.asarray(wanted), room), expected)
+    for wanted, capacity in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):
+        found = np.flatnonzero(wanted)[:capacity]
+        expected = np.pad(found, (0, capacity - found.size), constant_values=WIDE)
+        np.testing.assert_array_equal(_largest.places(jnp.asarray(wanted), capacity), expected)
 
 
 def test_a_sample_sorts_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A fixed threshold: what passes, what has no room, and what feedback makes of the rest."""
+"""A fixed threshold: what passes, what exceeds the capacity, and what feedback keeps."""
 
 import jax.numpy as jnp
 import numpy as np

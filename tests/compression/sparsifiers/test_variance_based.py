@@ -19,7 +19,7 @@ def rounded(magnitudes: np.ndarray, largest: float) -> np.ndarray:
 
 
 def oracle(given: np.ndarray, alpha: float, decay: float, k: int) -> tuple[np.ndarray, int]:
-    """What is sent in each step, by the formulas, and what had no room in the last."""
+    """What is sent in each step, by the formulas, and what exceeded the capacity in the last."""
     r = v = np.zeros(given.shape[1])
     sent = []
     for x in given:

@@ -72,7 +72,7 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
 def test_every_coordinate_has_a_part_of_the_room() -> None:
     for k in (1, 2, 100, 2**20):
         for size in (2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
-            room = k * 2 ** _systematic.digits(k)
-            assert size < room * (1 - _systematic.SLACK) and room <= 2**31
+            total = k * 2 ** _systematic.digits(k)
+            assert size < total * (1 - _systematic.SLACK) and total <= 2**31
             # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
             assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k

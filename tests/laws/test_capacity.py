@@ -183,7 +183,7 @@ def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
 
 
 ELEMENTS = {"density": 0.25, "granularity": "element"}
-WITH_ROOM = {
+WITH_CAPACITY = {
     "nonzero": lambda: sparsifiers.nonzero(**ELEMENTS),
     "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
     "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
@@ -211,12 +211,12 @@ AGGREGATORS = {
     [
         (way, name) if name == "nonzero_union" and way != "gathered_agreed" else slow(way, name)
         for way in AGGREGATORS
-        for name in WITH_ROOM
+        for name in WITH_CAPACITY
     ],
 )
 def test_the_metric_tells_why_it_is_nan(way: str, name: str) -> None:
     size = 64 * WORKERS if way == "two_stage" else 64
-    tx = AGGREGATORS[way](WITH_ROOM[name]())
+    tx = AGGREGATORS[way](WITH_CAPACITY[name]())
     full = jnp.ones((WORKERS, size))
     few = jnp.zeros((WORKERS, size)).at[:, ::16].set(1.0)  # Which nearly all draws solve for.
     run, state = aggregator(tx, WORKERS, "checked"), initial(tx, full, "checked")
