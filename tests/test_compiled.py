@@ -30,7 +30,7 @@ def test_an_entry_appears_when_it_is_complete(
         patched.setattr(os, "replace", ended)
         cache.put("program", b"half")
     assert cache.get("program") is None
-    for value in (b"whole", b"anew"):  # The second where the first could not be read.
+    for value in (b"whole", b"again"):  # The second where the first could not be read.
         cache.put("program", value)
         assert cache.get("program") == value
 
@@ -60,7 +60,7 @@ def test_half_an_entry_is_compiled_anew_and_mended(tmp_path: pathlib.Path) -> No
     for entry in tmp_path.glob("*-cache"):
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
     again, warned = run()
-    mended, silent = run()
-    assert expected == again == mended == "[1.0, 1.0, 1.0]\n"
+    rewritten, silent = run()
+    assert expected == again == rewritten == "[1.0, 1.0, 1.0]\n"
     assert "Error reading persistent compilation cache entry" in warned
     assert "Error reading" not in silent

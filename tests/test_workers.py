@@ -50,8 +50,8 @@ def test_each_worker_has_its_own_gradient_and_optimizer(where: str) -> None:
     for run in (lambda f: f(params), lambda f: jax.jit(f)(params)):
         mean = run(jaxcomm.consensus)
         np.testing.assert_allclose(mean["kernel"], own["kernel"].mean(axis=0), rtol=1e-5)
-        apart = sum(np.sum((x - x.mean(axis=0)) ** 2) for x in own.values())
-        np.testing.assert_allclose(run(jaxcomm.consensus_distance), apart, rtol=1e-5)
+        distance = sum(np.sum((x - x.mean(axis=0)) ** 2) for x in own.values())
+        np.testing.assert_allclose(run(jaxcomm.consensus_distance), distance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 3, slow(7)])

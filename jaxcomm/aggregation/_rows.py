@@ -55,8 +55,8 @@ def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
 class RowCut(NamedTuple):
     """The functions that split an array into rows and join them again."""
 
-    apart: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
-    together: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
+    split: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
+    join: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
 
 
 ROW_CUTS: dict[str, RowCut] = {

@@ -64,7 +64,7 @@ def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
 
 
 def test_inner_stages_draw_apart_in_each_group() -> None:
-    # Alike in both groups, so that equal draws would round equally.
+    # Equal in both groups, so that equal draws would round equally.
     draw = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
     tx = global_qsgd("ici", levels=1)
     one = lambda x: tx.update(x, tx.init(x), outer_axes=("dcn",))[0][None]  # noqa: E731

@@ -129,11 +129,11 @@ def test_a_stack_is_its_leaves(form: Any, codec: Codec, monkeypatch: pytest.Monk
         update, state = second_step(form(codec, scope="leaf", diagnostics=True), grads, "data")
         return update, state.diagnostics
 
-    stacked, told = second()
+    stacked, diagnostics = second()
     monkeypatch.setattr(_units, "LARGE", 0)
-    alone, told_alone = second()
+    alone, diagnostics_alone = second()
     assert_same_draws(stacked, alone)
-    chex.assert_trees_all_close(told, told_alone, rtol=1e-5)
+    chex.assert_trees_all_close(diagnostics, diagnostics_alone, rtol=1e-5)
 
 
 def test_a_bitmap_is_not_shared() -> None:

@@ -58,7 +58,7 @@ def test_memory_that_has_no_place() -> None:
 
 @pytest.mark.slow
 def test_workers_that_have_a_sum_draw_alike() -> None:
-    """Else partners would add different numbers, and replicas come apart."""
+    """Else partners would add different numbers, and replicas would diverge."""
     given = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
     tx = jaxcomm.recursive_doubling_mean(lambda added: dither(levels=127))
     results = aggregate(tx, jnp.asarray(given))

@@ -98,8 +98,8 @@ def test_shards_have_norms_and_draws_of_their_own() -> None:
     shards = np.split(np.asarray(result["kernel"]), 4, axis=-1)
     norms = [np.abs(shard).max() for shard in shards]
     np.testing.assert_allclose(norms[1:] / norms[0], [10, 100, 1000], rtol=1e-3)
-    apart = [(np.sign(a) != np.sign(b)).mean() for a, b in itertools.pairwise(shards)]
-    assert min(apart) > 0.2
+    differing = [(np.sign(a) != np.sign(b)).mean() for a, b in itertools.pairwise(shards)]
+    assert min(differing) > 0.2
 
 
 MISTAKES = {

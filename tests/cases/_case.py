@@ -59,7 +59,7 @@ class Case(NamedTuple):
         the long run, of updates that do not change; `None` for the mean of workers.
       shares: The relative error that each worker's local part may have there.
       counted: The results whose mean holds every worker's part so well, where they differ.
-      settles: The error vanishes if updates do not change.
+      converges: The error vanishes if updates do not change.
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, if it is no mean.
       nonfinite: Whether a NaN makes the whole update NaN, or its coordinate only.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
@@ -89,7 +89,7 @@ class Case(NamedTuple):
     aim: Callable[[np.ndarray], np.ndarray] | None = None
     shares: float = 0.5
     counted: int = 24
-    settles: bool = False
+    converges: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
     staged: bool = True
     zeros_drawn: bool = False
@@ -140,7 +140,7 @@ def zero(*_: int) -> float:
     return 0.0
 
 
-def apart(sizes: Sizes) -> Sizes:
+def each_alone(sizes: Sizes) -> Sizes:
     return sizes
 
 
@@ -193,7 +193,7 @@ def feedback_row(
     """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
     codec = METHODS[name].codec(TINY)
     one = codec.scope != "leaf" if in_one is None else in_one
-    units = (lambda sizes: [sum(sizes)]) if one else apart
+    units = (lambda sizes: [sum(sizes)]) if one else each_alone
     return row(
         name,
         bytes=lambda sizes, n: (

@@ -127,7 +127,7 @@ EXCHANGED = [
         dtypes="f32",
         common_draws=True,
         aim=fetched,
-        # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
+        # More is subtracted from a cell than was read: a value unlike the others is lost.
         shares=math.inf,
         alien=COMMON_NOISE,
     ),

@@ -1,4 +1,4 @@
-"""Chains of codecs: what is selected, in how many bits, with what bounds; and extremes apart."""
+"""Chains of codecs: what is selected, in how many bits, with what bounds; and separate extremes."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_all_selections_draw_differently() -> None:
     decoded = sent(chain(first, random_k(k=100)), x)
     found = np.flatnonzero(decoded)
     assert len(found) == 100 and {*found} <= {*drawn(first)} and np.all(decoded[found] == 4)
-    # With the key of the first, the second would draw among the first positions of it alike.
+    # With the key of the first, the second would draw among the same first positions of it.
     positions = np.searchsorted(drawn(first), found)
     assert {*positions} != {*drawn(random_k(k=100), 200)}
 

@@ -1,4 +1,4 @@
-"""Rotations: orthogonal, drawn alike by all workers, and what they spare a spiky vector."""
+"""Rotations: orthogonal, equal on all workers, and what they spare a spiky vector."""
 
 from typing import NamedTuple
 
@@ -71,12 +71,12 @@ def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: f
 def test_workers_turn_alike_and_steps_apart() -> None:
     codec, x = rotated(LOSSLESS), jnp.linspace(-1, 1, 64)
     keys = jax.random.split(jax.random.key(5), 3)
-    first, alike, apart = (
+    first, same_shared, other_shared = (
         np.asarray(codec.encode(Context(Keys(shared, private), shape=x.shape), x)[0].words)
         for shared, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
     )
-    np.testing.assert_array_equal(first, alike)
-    assert np.abs(first - apart).max() > 0.1
+    np.testing.assert_array_equal(first, same_shared)
+    assert np.abs(first - other_shared).max() > 0.1
 
 
 def test_the_codec_inside_draws_apart() -> None:

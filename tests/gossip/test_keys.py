@@ -1,4 +1,4 @@
-"""Two of a kind in one program: codes are drawn apart, and who meets whom alike."""
+"""Two equal methods in one program draw codes independently, and meet the same neighbors."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_codes_are_drawn_apart(name: str) -> None:
     assert np.any(both["a"] != both["b"])
     data, other = (changes(make(axis), start(8), axis) for axis in ("data", "other"))
     assert np.any(data != other)
-    np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built anew.
+    np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built again.
 
 
 @pytest.mark.slow

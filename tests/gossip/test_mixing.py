@@ -24,8 +24,8 @@ def test_symmetric_and_doubly_stochastic(make: Any, workers: int, rule: str) -> 
     weights = gossip.mixing_matrix(graph, rule)
     np.testing.assert_array_equal(weights, weights.T)
     np.testing.assert_allclose(weights.sum(axis=0), 1, rtol=1e-12)
-    apart = nx.to_numpy_array(graph) == 0
-    assert (weights[apart & ~np.eye(len(graph), dtype=bool)] == 0).all()
+    unconnected = nx.to_numpy_array(graph) == 0
+    assert (weights[unconnected & ~np.eye(len(graph), dtype=bool)] == 0).all()
     assert gossip.to_mixing(weights).rho < 1
 
 

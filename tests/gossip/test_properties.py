@@ -53,7 +53,7 @@ def test_the_step_size_of_theory() -> None:
 )
 def test_diagnostics_tell_how_far_neighbors_are_apart(tx: optax.GradientTransformation) -> None:
     x, w = start(8), gossip.mixing_matrix(gossip.ring(8))
-    apart = np.sum(w * np.sum((x[:, None] - x[None]) ** 2, axis=-1))
+    distance = np.sum(w * np.sum((x[:, None] - x[None]) ** 2, axis=-1))
     _, state = trajectory(tx, x, np.zeros((1, 8, 12), np.float32))
-    np.testing.assert_allclose(state.diagnostics["disagreement"], apart, rtol=1e-5)
+    np.testing.assert_allclose(state.diagnostics["disagreement"], distance, rtol=1e-5)
     assert state.diagnostics["rounds"] == 2

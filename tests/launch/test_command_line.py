@@ -42,10 +42,10 @@ def test_what_each_process_is_told() -> None:
         "JAX_PLATFORMS": "cuda",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    *_, told = environments_of([0, 1, 3], 2, given)  # Slot 2 is left out.
-    address = told["JAX_COORDINATOR_ADDRESS"]
+    *_, last = environments_of([0, 1, 3], 2, given)  # Slot 2 is left out.
+    address = last["JAX_COORDINATOR_ADDRESS"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
-    assert told == {
+    assert last == {
         "HOME": "/root",
         "JAX_PLATFORMS": "cuda",
         "JAX_COORDINATOR_ADDRESS": address,

@@ -97,7 +97,7 @@ def test_a_consequence_is_not_taken_for_the_cause(run: Run, end: str) -> None:
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+    not hasattr(os, "waitid"), reason="not Linux: waitid reports a suspended process"
 )
 def test_one_that_is_suspended_is_the_cause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_processes, "GRACE_SECONDS", 0.3)
@@ -108,7 +108,7 @@ def test_one_that_is_suspended_is_the_cause(run: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+    not hasattr(os, "waitid"), reason="not Linux: waitid reports a suspended process"
 )
 def test_one_that_has_just_ended_is_not_suspended() -> None:
     """It ended after it was last asked: the launcher itself failed, and started nothing again."""
@@ -251,7 +251,7 @@ def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
     flood = f"import sys\nwhile True: print('x' * 1000, file=sys.{stream}, flush=True)"
     started = launcher(flood, stdout=writing, stderr=writing)
     os.close(writing)
-    assert os.read(reading, 1) == b"["  # It has begun; from now on nobody reads.
+    assert os.read(reading, 1) == b"["  # It has begun; from now on no one reads.
     time.sleep(1)
     started.send_signal(signal.SIGTERM)
     assert started.wait(15) == 128 + signal.SIGTERM

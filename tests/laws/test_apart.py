@@ -54,10 +54,10 @@ def test_the_same_method_at_both_stages_is_unbiased(case: Case) -> None:
 
 
 def check_branches(case: Case, seed: int = 0) -> None:
-    alike = {"a": halfway(case), "b": halfway(case)}
+    equal = {"a": halfway(case), "b": halfway(case)}
     labels = {"a": "first", "b": "second"}
     tx = optax.partition({"first": case.make(), "second": case.make(seed=seed)}, labels)
-    result = aggregate(tx, alike)
+    result = aggregate(tx, equal)
     assert np.any(result["a"] != result["b"])
 
 

@@ -72,8 +72,8 @@ def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, too_much, "vmap")
     results, state = run(too_much, state, ONES)
     assert np.isfinite(np.asarray(results["crowded"])).all()
-    told = of_info(state)
-    assert told > 0 if case.lost is None else told == pytest.approx(case.lost)
+    overflow = of_info(state)
+    assert overflow > 0 if case.lost is None else overflow == pytest.approx(case.lost)
     assert of_info(run(filled(FITTING), state, ONES)[1]) == 0
 
 

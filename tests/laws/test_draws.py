@@ -20,7 +20,7 @@ def halfway(case: Case) -> jax.Array:
     return jnp.asarray(updates)
 
 
-def check_workers_draw_apart(case: Case) -> None:
+def check_workers_draw_independently(case: Case) -> None:
     # Four workers round one number, each up or down: with private keys, the sum takes more than
     # the two values of a common key.
     result = aggregate(case.make(), halfway(case))
@@ -31,7 +31,7 @@ def check_workers_draw_apart(case: Case) -> None:
     "case", [c for c in RANDOM if not (c.rerounds or c.common_draws)], ids=repr
 )
 def test_workers_draw_apart(case: Case) -> None:
-    check_workers_draw_apart(case)
+    check_workers_draw_independently(case)
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=repr)

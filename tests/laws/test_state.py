@@ -71,7 +71,7 @@ def _scanned(case: Case) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
-    """The state is donated to the next step while it is written; a run begins as if anew."""
+    """The state is donated to the next step while it is written; a new run starts from it."""
     step = of_linear(case, donate=True)
 
     def steps(state: dict[str, Any], count: int) -> dict[str, Any]:

@@ -19,13 +19,13 @@ WORKERS, ROWS, WIDTH = 4, 16, 2
 @pytest.mark.parametrize("ownership", ROW_CUTS)
 def test_rows_come_back(ownership: str, shape: tuple[int, ...]) -> None:
     x = jnp.arange(1.0, 1.0 + np.prod(shape, dtype=int)).reshape(shape)
-    rows = ROW_CUTS[ownership].apart(x, 3)
+    rows = ROW_CUTS[ownership].split(x, 3)
     assert rows.shape[0] == 3 and (rows != 0).sum() == x.size
-    np.testing.assert_array_equal(ROW_CUTS[ownership].together(rows, shape), x)
+    np.testing.assert_array_equal(ROW_CUTS[ownership].join(rows, shape), x)
 
 
 def test_neighbours_have_servers_of_their_own() -> None:
-    rows = ROW_CUTS["cyclic"].apart(jnp.arange(7), 3)
+    rows = ROW_CUTS["cyclic"].split(jnp.arange(7), 3)
     np.testing.assert_array_equal(rows, [[0, 3, 6], [1, 4, 0], [2, 5, 0]])
 
 

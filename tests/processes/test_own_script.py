@@ -70,8 +70,8 @@ def test_model_state_of_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
-    told = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
-    both = [begin(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
+    cluster = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
+    both = [begin(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
     ended = [finish(process) for process in both]
     assert [code for code, *_ in ended] == [0, 0], ended
     check(ended[0][1])

@@ -151,7 +151,7 @@ def test_resized() -> None:
 
 @pytest.mark.slow
 def test_parameters_that_differ_by_worker() -> None:
-    """The mean of gradients moves all replicas alike, as with the aggregator alone."""
+    """The mean of gradients moves all replicas equally, as with the aggregator alone."""
     mesh, ends = mesh_of(4), []
     for tx in (wait_free(MEAN), MEAN):
         chain = optax.chain(tx, optax.sgd(0.1))

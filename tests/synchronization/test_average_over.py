@@ -1,4 +1,4 @@
-"""What counts alike in a window: mini-batches or workers; and losses with aux and a key."""
+"""What counts equally in a window: mini-batches or workers; and losses with aux and a key."""
 
 import functools
 from typing import Any

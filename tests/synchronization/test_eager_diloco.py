@@ -46,8 +46,8 @@ def by_hand(eager: bool) -> np.ndarray:
 def test_against_numpy(eager: bool) -> None:
     found, _ = run(make(eager=eager), TARGETS, COUNT)
     np.testing.assert_allclose(found, by_hand(eager), rtol=1e-5, atol=1e-6)
-    apart = np.ptp(found[PERIOD - 1 :: PERIOD], axis=1).max(axis=1)
-    assert (apart > 0.01).all() if eager else (apart < 1e-6).all()
+    spread = np.ptp(found[PERIOD - 1 :: PERIOD], axis=1).max(axis=1)
+    assert (spread > 0.01).all() if eager else (spread < 1e-6).all()
 
 
 @pytest.mark.slow

@@ -34,11 +34,11 @@ def make(tx: Any, workers: int, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
+@pytest.mark.parametrize("gossips", [False, True])
+def test_on_fake_devices_it_is_the_windows_of_the_clock(gossips: bool) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
     params: Any = jnp.zeros(3)
-    if apart:
+    if gossips:
         tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
         params = jaxcomm.replicate(params, mesh_of(N))
     times = deterministic([1.0, 2.0, 1.5, 3.0])
@@ -52,7 +52,7 @@ def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
         np.testing.assert_array_equal(metrics["starved"], 0)
     assert counts == [[3, 1, 2, 1]] * 3
     # The same windows in the simulator, whose batches are cut from the same queues.
-    simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if apart else jnp.zeros(3)
+    simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if gossips else jnp.zeros(3)
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
     state = jaxcomm.init(tx, simulated, N)
     for t in range(3):

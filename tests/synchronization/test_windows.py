@@ -51,9 +51,9 @@ def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
     # The third has just finished one as the window closes, and has not begun another.
     np.testing.assert_array_equal(late.remaining_seconds, [0, 2, 0])
     # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
-    anew, _ = closed(aborted, TIMES, first, in_flight="abort")
+    restarted, _ = closed(aborted, TIMES, first, in_flight="abort")
     on, after = closed(late, TIMES, first, in_flight="finish_late")
-    np.testing.assert_array_equal(anew.finished, [4, 1, 2])
+    np.testing.assert_array_equal(restarted.finished, [4, 1, 2])
     np.testing.assert_array_equal(on.finished, [4, 1, 2])
     np.testing.assert_array_equal(after.remaining_seconds, [0, 1, 0])
     third, _ = closed(after, TIMES, first, in_flight="finish_late")

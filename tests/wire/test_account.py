@@ -66,7 +66,7 @@ def test_bytes_and_messages(name: str) -> None:
     ("dtype", "size"), [(jnp.int4, 1), (jnp.int8, 1), (jnp.bfloat16, 2), (jnp.uint32, 4)]
 )
 def test_bytes_follow_the_dtype(dtype: Any, size: int) -> None:
-    """Four bits that are not packed are billed a byte."""
+    """Four bits that are not packed count as a byte."""
     assert sent(summed, (8,), dtype).bytes_per_worker == 14 * size
 
 
@@ -77,7 +77,7 @@ def in_loops(x: jax.Array) -> jax.Array:
     ]
 
 
-def for_nobody(x: jax.Array) -> jax.Array:
+def unused_in_a_loop(x: jax.Array) -> jax.Array:
     """In a loop, of which only the shifts are read."""
 
     def body(carry: Any, _: None) -> Any:
@@ -88,7 +88,7 @@ def for_nobody(x: jax.Array) -> jax.Array:
 
 
 def wasteful(x: jax.Array) -> jax.Array:
-    summed(x * 2)  # Nobody reads it.
+    summed(x * 2)  # Its result is not used.
     first, second = summed(x + 1), summed(x + 1)
     return first + jax.jit(lambda x: (x, lax.pmax(x, "data")))(second)[0]
 
@@ -111,9 +111,9 @@ def ragged(x: jax.Array) -> jax.Array:
 
 
 GROUPS = [[0, 1], [2, 3], [4, 5], [6, 7]]
-BILLED: dict[str, Any] = {
+COUNTED: dict[str, Any] = {
     "loops are multiplied": (in_loops, 15 * 32),
-    "what a loop sends for nobody": (for_nobody, 5 * 32),
+    "what a loop sends and does not use": (unused_in_a_loop, 5 * 32),
     "dead and equal ones": (wasteful, 14 / 8 * 32),
     "callbacks": (of_a_callback, 2 * 14 / 8 * 32),
     "the solution of a linear solve": (solved, 14 / 8 * 32),
@@ -124,9 +124,9 @@ BILLED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", BILLED)
+@pytest.mark.parametrize("name", COUNTED)
 def test_what_is_billed(name: str) -> None:
-    fn, expected = BILLED[name]
+    fn, expected = COUNTED[name]
     account = sent(fn, (N,))
     assert account.bytes_per_worker == pytest.approx(expected)
     assert len(account.collectives) == (2 if name == "callbacks" else expected > 0)

@@ -82,7 +82,7 @@ def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, count: int) -
     step = lambda state, _: (run(jnp.asarray(given), state, jnp.ones(3))[1], None)  # noqa: E731
     state, _ = jax.jit(lambda state: jax.lax.scan(step, state, length=count))(state)
     own, shared = shifts(state)
-    # Plain float32 sums are 2e-4 apart after the fewer steps, and ten times as much after more.
+    # Plain float32 sums differ by 2e-4 after the fewer steps, and ten times as much after more.
     np.testing.assert_allclose(shared, own.mean(axis=0), rtol=0, atol=2e-6)
 
 

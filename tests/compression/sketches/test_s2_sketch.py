@@ -132,14 +132,16 @@ def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
     x = workers_with_rows_of_their_own(4)
     tx = s2_reducer(density=0.05, sketch_ratio=1, overflow="drop", diagnostics=True)
     _, states = steps(tx, np.stack([x] * 30))
-    told = {name: np.asarray(values)[:, 0] for name, values in states.diagnostics.items()}
+    reported = {name: np.asarray(values)[:, 0] for name, values in states.diagnostics.items()}
     kept = 6 / (x != 0).any(axis=(0, 2)).sum()  # The capacity is six, in as many times four cells.
-    np.testing.assert_allclose(told["overflow"], 1 - kept, rtol=1e-6)
+    np.testing.assert_allclose(reported["overflow"], 1 - kept, rtol=1e-6)
     np.testing.assert_allclose(
-        told["expected_error"], 1 - kept + kept * (4 * 6 - 1) / 24, rtol=1e-6
+        reported["expected_error"], 1 - kept + kept * (4 * 6 - 1) / 24, rtol=1e-6
     )
-    assert told["compression_error"].mean() == pytest.approx(told["expected_error"][0], rel=0.2)
-    assert "union_density" in told
+    assert reported["compression_error"].mean() == pytest.approx(
+        reported["expected_error"][0], rel=0.2
+    )
+    assert "union_density" in reported
 
 
 @pytest.mark.slow
