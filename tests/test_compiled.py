@@ -35,7 +35,7 @@ def test_an_entry_appears_when_it_is_complete(
         assert cache.get("program") == value
 
 
-def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
+def test_the_oldest_entries_are_removed(tmp_path: pathlib.Path) -> None:
     for age, name in enumerate(("new", "older", "oldest")):
         (tmp_path / name).write_bytes(b"1234")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
@@ -45,7 +45,7 @@ def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_half_an_entry_is_compiled_anew_and_mended(tmp_path: pathlib.Path) -> None:
+def test_a_truncated_entry_is_compiled_and_written_again(tmp_path: pathlib.Path) -> None:
     def run() -> tuple[str, str]:
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
         root = pathlib.Path(compiled.__file__).parents[1]

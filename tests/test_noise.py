@@ -34,7 +34,7 @@ def test_every_bit_is_fair() -> None:
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / 2**8
 
 
-def test_the_shape_does_not_matter() -> None:
+def test_bits_do_not_depend_on_the_shape() -> None:
     key = jax.random.key(2)
     np.testing.assert_array_equal(_noise.bits(key, (6, 4)).ravel(), _noise.bits(key, (24,)))
 

@@ -56,7 +56,7 @@ def test_each_worker_has_its_own_gradient_and_optimizer(where: str) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3, slow(7)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_all_agree_on_is_the_consensus_bit_for_bit(workers: int, dtype: Any) -> None:
+def test_equal_parameters_are_their_consensus_bit_for_bit(workers: int, dtype: Any) -> None:
     params = {"a": jnp.asarray(normal(0, 5, 2), dtype), "b": 3.7}
     mean = jaxcomm.consensus(jaxcomm.replicate(params, workers))
     np.testing.assert_array_equal(mean["a"].astype(jnp.float32), params["a"].astype(jnp.float32))

@@ -48,7 +48,7 @@ def reported_norms(tx: Any, where: Any, batch: Any = X, **options: Any) -> list[
 
 
 @WHERE
-def test_of_the_exact_mean_with_weights(where: Any) -> None:
+def test_norms_of_the_exact_weighted_mean(where: Any) -> None:
     """Before a clip; a worker of weight 0 may have a NaN."""
 
     def gradients(loss_fn: Any, params: Any, batch: Any) -> Any:
@@ -63,7 +63,7 @@ def test_of_the_exact_mean_with_weights(where: Any) -> None:
     close(found, right(own_gradients(), weights))
 
 
-def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
+def test_norms_of_encoded_gradients_and_their_bytes() -> None:
     plain, results = jaxcomm.global_qsgd(bits=8), []
     for aggregator in (plain, gradient_norms(plain)):
         tx = optax.chain(aggregator, optax.sgd(1.0))

@@ -120,7 +120,9 @@ STACKED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "codec"), STACKED)
-def test_a_stack_is_its_leaves(form: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_equals_its_leaves(
+    form: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the same diagnostics."""
     shapes = {"a": (4, 6), "b": (6,), "c": (4, 6), "d": (4, 6)}
     grads = normal(shapes) | {"c": 9 * normal(shapes)["c"]}
@@ -161,14 +163,14 @@ def test_nested_stages_are_those_of_joined_buckets() -> None:
     assert_same_draws(nested(FEEDBACK), nested(FEEDBACK.replace(layout="concatenated")))
 
 
-def test_a_bound_is_asked_for_what_shares_statistics() -> None:
+def test_bounds_use_the_size_that_shares_statistics() -> None:
     """Of 64 coordinates alone, omega is below 1."""
     tx = all_reduce_mean(error_feedback(dither(levels=17)))
     refuse("for 148 coordinates of 4 workers", lambda: second_update(tx))
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 2**32 - 1, 2**33 + 5])
-def test_keys_go_on_where_a_part_begins(start: int) -> None:
+def test_keys_continue_where_a_part_begins(start: int) -> None:
     key = jax.random.key(3, impl="threefry2x32")
     moved = _noise.beyond(Keys(key, key), start)
     first, second = _noise.seeds(key)

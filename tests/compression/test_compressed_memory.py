@@ -28,7 +28,7 @@ GIVEN = np.random.default_rng(0).normal(size=(40, 5, 8)).astype(np.float32)
         (cast("bfloat16"), 2.0**-8),
     ],
 )
-def test_what_is_lost_is_the_rounding_of_the_storage(storage: Codec, step: float) -> None:
+def test_only_the_storage_rounding_is_lost(storage: Codec, step: float) -> None:
     """x + e = m + e' up to a step of the storage, which is e' here as it decodes."""
     codec = compressed_memory(error_feedback(top_k(k=3)), storage)
     plain = error_feedback(top_k(k=3))
@@ -80,7 +80,7 @@ def test_a_payload_that_is_not_finite_is_not_kept(storage: Codec) -> None:
 
 
 @pytest.mark.slow
-def test_each_array_of_a_memory_draws_apart() -> None:
+def test_arrays_of_a_memory_draw_independently() -> None:
     """Also their first coordinates; over many keys, the bits of two arrays are independent."""
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 64)
     first, second = (

@@ -51,7 +51,7 @@ def test_the_transform_against_its_matrix(size: int) -> None:
     [((7, 5), 1e-30), slow((), 1.0), slow((0,), 1.0), slow((64,), 1.0), slow((65,), 1e37)],
     ids=str,
 )
-def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: float) -> None:
+def test_lengths_are_kept_and_the_inverse_is_exact(shape: tuple[int, ...], scale: float) -> None:
     codec = rotated(LOSSLESS)
     x = np.random.default_rng(1).normal(size=shape) * scale
     given = jnp.asarray(x, jnp.float32)
@@ -68,7 +68,7 @@ def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: f
     assert x.size <= 1 or np.abs(twice - words).max() > 0.1 * scale
 
 
-def test_workers_turn_alike_and_steps_apart() -> None:
+def test_rotations_are_equal_on_workers_and_differ_by_step() -> None:
     codec, x = rotated(LOSSLESS), jnp.linspace(-1, 1, 64)
     keys = jax.random.split(jax.random.key(5), 3)
     first, same_shared, other_shared = (
@@ -79,7 +79,7 @@ def test_workers_turn_alike_and_steps_apart() -> None:
     assert np.abs(first - other_shared).max() > 0.1
 
 
-def test_the_codec_inside_draws_apart() -> None:
+def test_the_inner_codec_draws_independently() -> None:
     seen = []
     inner = LOSSLESS.replace(
         measure=lambda context, x: seen.append(jax.random.key_data(context.keys.shared)) or ()

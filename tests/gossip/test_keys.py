@@ -53,7 +53,7 @@ def in_branches(make: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["choco_random_k", *map(slow, [*CODED][1:])])
-def test_codes_are_drawn_apart(name: str) -> None:
+def test_codes_are_drawn_independently(name: str) -> None:
     make = CODED[name]
     both = in_branches(make)
     assert np.any(both["a"] != both["b"])
@@ -64,7 +64,7 @@ def test_codes_are_drawn_apart(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
-def test_who_meets_is_drawn_alike(name: str) -> None:
+def test_neighbors_are_drawn_equally(name: str) -> None:
     """So that parts of parameters are mixed as the whole is, and clocks need no leaves."""
     make = DRAWN[name]
     both, whole = in_branches(make), changes(make("data"), {"a": start(8), "b": start(8)})

@@ -26,7 +26,7 @@ MISTAKES = [
 ]
 
 
-def test_what_is_wrong_is_one_line_before_anything_starts(
+def test_errors_are_one_line_before_any_process_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for arguments, message in MISTAKES:
@@ -36,7 +36,7 @@ def test_what_is_wrong_is_one_line_before_anything_starts(
         assert message in stderr and stderr.count("\n") == 1
 
 
-def test_what_each_process_is_told() -> None:
+def test_the_environment_of_each_process() -> None:
     given = {
         "HOME": "/root",
         "JAX_PLATFORMS": "cuda",

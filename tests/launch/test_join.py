@@ -24,7 +24,7 @@ def preemption_service() -> None:
     jax.config.update("jax_enable_preemption_service", before)
 
 
-def test_a_coordinator_on_loopback_stays_there() -> None:
+def test_a_coordinator_on_loopback_binds_to_loopback() -> None:
     for address, bound, expected in [
         ("10.0.0.1:7", {}, "[::]:7"),
         ("10.0.0.1:7", {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.2:7"}, "10.0.0.2:7"),

@@ -30,12 +30,12 @@ def check_workers_draw_independently(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [c for c in RANDOM if not (c.rerounds or c.common_draws)], ids=repr
 )
-def test_workers_draw_apart(case: Case) -> None:
+def test_workers_draw_independently(case: Case) -> None:
     check_workers_draw_independently(case)
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=repr)
-def test_steps_draw_apart(case: Case) -> None:
+def test_steps_draw_independently(case: Case) -> None:
     tx, given = case.make(), halfway(case)
     run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
     first, state = run(given, initial(tx, given, "vmap"), ones)

@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-def test_every_wrapper_is_here() -> None:
+def test_every_wrapper_has_a_row() -> None:
     """All wrappers have a row; `measured_capacity` returns a number."""
     wrappers = {
         name

@@ -43,7 +43,7 @@ def test_init_without_arrays(case: Case) -> None:
 
 @pytest.mark.parametrize("donate", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
+def test_scanned_donated_and_single_steps_are_equal(case: Case, donate: bool) -> None:
     params, state, batch = start_of_linear(case)
     scanned, losses = _scanned(case)(params, state, batch)
     for expected in losses:

@@ -78,7 +78,7 @@ def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
+def test_an_exception_of_one_process_ends_all(tmp_path: Path) -> None:
     raises = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
     started = time.monotonic()
     process = begin(tmp_path, raises + "import time\ntime.sleep(1000)\n", *LAUNCH)

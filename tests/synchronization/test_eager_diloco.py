@@ -62,7 +62,7 @@ def test_only_the_late_displacement_is_sent_and_feedback_keeps_the_rest() -> Non
 
 
 @pytest.mark.slow
-def test_who_is_absent_goes_on_alone() -> None:
+def test_an_absent_worker_continues_alone() -> None:
     found, _ = run(make(), TARGETS, COUNT, present=jnp.arange(N) != 2)
     alone = TARGETS[2] * (1 - (1 - RATE) ** np.arange(1, COUNT + 1))[:, None]
     np.testing.assert_allclose(found[:, 2], alone, rtol=1e-5, atol=1e-6)

@@ -35,7 +35,7 @@ TRIGGERS = {
 
 
 @pytest.mark.parametrize("name", ["k_batch_sync", *map(slow, [*TRIGGERS][:-1])])
-def test_triggers_by_hand(name: str) -> None:
+def test_triggers_match_a_hand_calculation(name: str) -> None:
     trigger, seconds, finished = TRIGGERS[name]
     window, queue = closed(new_queue(3), TIMES, trigger, in_flight="abort")
     assert window.seconds == seconds
@@ -44,7 +44,7 @@ def test_triggers_by_hand(name: str) -> None:
     np.testing.assert_array_equal(queue.remaining_seconds, 0)
 
 
-def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
+def test_work_in_flight_continues_or_restarts() -> None:
     first = fastest_worker()
     _, aborted = closed(new_queue(3), TIMES, first, in_flight="abort")
     _, late = closed(new_queue(3), TIMES, first)

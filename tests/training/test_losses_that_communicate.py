@@ -137,7 +137,7 @@ def test_gradients_that_are_summed_already(how: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_what_a_loop_counts_is_equal_on_all_workers(where: str) -> None:
+def test_loop_counters_are_equal_on_all_workers(where: str) -> None:
     """A counter that a loop returns beside the loss is no counter that differs by worker."""
 
     def call(params: Any, state: Any, x: jax.Array) -> Any:
@@ -157,7 +157,7 @@ def test_what_a_loop_counts_is_equal_on_all_workers(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["auto", "simulated"])
-def test_what_a_reference_holds_differs(where: str) -> None:
+def test_references_hold_per_worker_values(where: str) -> None:
     """Its first value is a constant, and so says nothing about the later ones."""
 
     def call(params: Any, state: Any, x: jax.Array) -> Any:

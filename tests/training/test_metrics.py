@@ -28,7 +28,7 @@ class Again(NamedTuple):
 
 
 @PLACES
-def test_means_now_and_then(where: str) -> None:
+def test_means_at_an_interval(where: str) -> None:
     """In the last of every three steps; a counter that starts again does not count."""
     again = optax.GradientTransformation(
         lambda params: Again(jnp.zeros((), jnp.int32)),
@@ -77,7 +77,7 @@ LOCAL = {
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_an_inner_step_sends_nothing_but_by_its_own_rule(name: str) -> None:
+def test_an_inner_step_sends_only_what_its_rule_sends(name: str) -> None:
     """Neither metrics nor a model state, of which each worker keeps its own."""
     mesh = at("auto 4")
     params = jaxcomm.replicate(START, mesh)

@@ -130,7 +130,7 @@ def test_only_the_step_that_begins_an_exchange_sends() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
-def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
+def test_state_continues_under_another_overlap(before: int, after: int, change: int) -> None:
     """A result under way arrives once; `test_resumed` checks the one program against NumPy."""
     mesh, tx = at("auto 4"), streaming(overlap=after)
     params, state = start(streaming(overlap=before), mesh)

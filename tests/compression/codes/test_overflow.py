@@ -58,7 +58,7 @@ def revealed(inner: Codec) -> Codec:
 
 
 @pytest.mark.parametrize(("code", "inner"), LOSSLESS)
-def test_without_loss(code: Any, inner: Codec) -> None:
+def test_codes_are_lossless(code: Any, inner: Codec) -> None:
     """The integers are equal bit for bit, also of a NaN and an infinity."""
     spoilt = given()[0].at[17].set(jnp.nan).at[300].set(jnp.inf)
     x = jnp.stack([given()[0], jnp.zeros(SIZE), spoilt])
@@ -76,7 +76,7 @@ def test_without_loss(code: Any, inner: Codec) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
-def test_one_outlier_takes_no_room(code: Any) -> None:
+def test_an_outlier_needs_no_capacity(code: Any) -> None:
     """All other coordinates of `min_max_dither` are then at one end of its range."""
     normal, uniform = given(size=20_000)[:2], jnp.linspace(4, 6, 20_000)
     x = jnp.stack([normal[0], normal[1], uniform]).at[:, 17].set(jnp.array([1e3, -1e3, 1e3]))
@@ -103,7 +103,7 @@ def step_keys(draws: int) -> jax.Array:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
-def test_what_fits_is_whole_in_both_forms(code: Any) -> None:
+def test_fitting_payloads_are_exact_in_both_forms(code: Any) -> None:
     inner, x = dither(levels=7), given()[0]
     capacity = 3.5  # Bits; of plain ones, 4.
     strict, dropping = (

@@ -44,7 +44,7 @@ def test_less_variance_than_equal_levels() -> None:
 
 
 @pytest.mark.slow
-def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
+def test_each_level_is_locally_optimal() -> None:
     sample = np.append(np.random.default_rng(5).uniform(size=25) ** 3, 1.0).astype(np.float32)
     fitted = np.asarray(fit_levels(jnp.asarray(sample), jnp.ones(26), 4), np.float64)
     for j, place in itertools.product(range(3), sample):
@@ -54,7 +54,7 @@ def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_weight_is_as_good_as_a_repetition() -> None:
+def test_a_weight_equals_a_repetition() -> None:
     sample = jnp.asarray(np.random.default_rng(6).uniform(size=40) ** 2, jnp.float32)
     weights = jnp.asarray(np.arange(40) % 3 + 1, jnp.float32)
     repeated = jnp.repeat(sample, np.arange(40) % 3 + 1)
@@ -76,7 +76,7 @@ def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     assert exact <= adaptive_levels(levels=levels).claims.variance(60, 1) * np.sum(x**2)
 
 
-def test_no_bias_with_levels_of_others() -> None:
+def test_levels_of_other_workers_cause_no_bias() -> None:
     codec, x = adaptive_levels(levels=3), jnp.asarray([0.02, -0.3, 0.8, 1.0, 0.0, -1.7])
     levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
 

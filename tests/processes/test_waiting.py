@@ -39,7 +39,7 @@ print([float(shard.data[0]) for shard in metrics["loss"].addressable_shards])
 
 
 @pytest.mark.slow
-def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
+def test_a_process_continues_while_another_waits(tmp_path: Path) -> None:
     address = free_address()
     both = [start("-c", PROGRAM, address, number, tmp_path) for number in range(2)]
     ended = [finish(process) for process in both]
