@@ -70,7 +70,7 @@ def write_whole() -> None:
 
 
 def keep_what_is_of_one_device() -> None:
-    """Lets JAX keep no program of several devices, which may wait for ever once it is loaded.
+    """Lets JAX keep no program of several devices, which may wait forever once it is loaded.
 
     Of a program that is loaded and not compiled, JAX 0.12.0.1 on CPU begins collectives that do not
     depend on one another in another order on each device: of the ring's permutations and the sum of

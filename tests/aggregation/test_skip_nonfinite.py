@@ -51,7 +51,7 @@ def test_one_flag_is_sent_and_the_rest_within_the_condition(mode: Mode) -> None:
     (flag,) = [c for c in account.collectives if not c.path]
     assert flag.shape == () and flag.dtype == np.float32
     assert {c.path for c in account.collectives if c is not flag} == {("cond 2/2",)}
-    flags = 1 if mode == "checked" else 2  # Types tell that the result is equal on all.
+    flags = 1 if mode == "checked" else 2  # Types show that the result is equal on all.
     assert account.bytes_per_worker == alone.bytes_per_worker + flags * 2 * 3 / 4 * 4
     assert len(COLLECTIVE.findall(compiled(TX, updates, mode).split("ENTRY")[1])) == 1
 

@@ -9,7 +9,7 @@ from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
 
 LENGTHS = {3: 3, 10: 5, 1: 1}
-"""Of the first axes of leaves of so many coordinates in `tests.workers`; else all of them."""
+"""The length of the first axis of a leaf of `tests.workers`, by the number of its coordinates."""
 
 
 def all_there_is(size: int) -> int:

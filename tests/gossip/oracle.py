@@ -66,7 +66,7 @@ def choco(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array
 
 
 @_stacked
-def choco_by_neighbour(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
+def choco_by_neighbor(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
     """Each pair has copies of its own, which change when the two communicate."""
     n = len(x)
     copies = np.zeros((n, n, x.shape[1]))  # [i, j]: what i has sent to j.

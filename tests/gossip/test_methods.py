@@ -1,4 +1,4 @@
-"""Laws of gossip, of every row of the table: its equations, what it keeps, and who is left out."""
+"""Laws of gossip, of every row of the table: its equations, what it keeps, and absent workers."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command line of `python -m jaxcomm.launch`, and what it tells each process."""
+"""The command line of `python -m jaxcomm.launch`, and the environment of each process."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_the_environment_of_each_process() -> None:
         "JAX_PLATFORMS": "cuda",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    *_, last = environments_of([0, 1, 3], 2, given)  # Slot 2 is left out.
+    *_, last = environments_of([0, 1, 3], 2, given)  # Slot 2 is omitted.
     address = last["JAX_COORDINATOR_ADDRESS"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
     assert last == {

@@ -91,7 +91,7 @@ def test_the_first_failure_ends_all_and_is_reported(
 
 @pytest.mark.parametrize("end", [f"os._exit({LostProcessError.code})", "os.abort()"])
 def test_consequences_are_not_reported_as_the_cause(run: Run, end: str) -> None:
-    # The victim is seen first, as where the system is slow to tell who has died.
+    # The victim is seen first, as where the system is slow to report which process has died.
     code, _, stderr = run(f"{end} if own == '0' else (time.sleep(0.2), os.kill(os.getpid(), 9))")
     assert code == 137 and "process 1 of 2 has ended with signal SIGKILL" in stderr
 

@@ -94,7 +94,7 @@ class Halves(NamedTuple):
     value: jax.Array
 
 
-def _told_twice() -> Codec:
+def _same_entry_twice() -> Codec:
     """The largest coordinate of each half."""
 
     def encode(context: Context, x: jax.Array) -> tuple[Halves, Memory]:
@@ -198,7 +198,7 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         "receivers decode",
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
     ),
-    "tells a coordinate twice": ("entries", _told_twice),
+    "tells a coordinate twice": ("entries", _same_entry_twice),
     "measures no NaN": (
         "NaN shows",
         lambda: whole(

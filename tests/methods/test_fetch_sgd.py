@@ -61,7 +61,7 @@ def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reseed_every", [2, None])
 def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
-    """One coordinate is left out in all steps; its cell shows the hashes."""
+    """One coordinate is dropped in all steps; its cell shows the hashes."""
     given = jnp.zeros((6, WORKERS, SIZE)).at[:, :, 4].set(1.0).at[:, :, 7].set(0.1)
     tx = wide(rows=1, k=1, momentum=0.0, reseed_every=reseed_every)
     (memory,) = steps(tx, given)[1].shared

@@ -29,7 +29,7 @@ def begin(folder: Path, code: str, *options: str, **environment: str) -> "subpro
 
 
 def check(stdout: str, prefix: str = "") -> None:
-    """The first process tells 20 losses, which fall."""
+    """The first process prints 20 losses, which fall."""
     lines = [line.removeprefix(prefix).split() for line in stdout.splitlines()]
     losses = [float(line[1]) for line in lines if line and re.fullmatch(r"\d+", line[0])]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]

@@ -123,7 +123,7 @@ def test_the_clock_sums_windows_with_one_rounding() -> None:
     np.testing.assert_allclose(total.minibatches_per_second, 4 / each, rtol=2e-7)
 
 
-def test_local_steps_wait_for_all_and_gossip_for_neighbours() -> None:
+def test_local_steps_wait_for_all_and_gossip_for_neighbors() -> None:
     work = jnp.array([1.0, 2.0, 5.0, 1.0])
     local = global_barrier(4, period=2, seconds=0.5)
     alone = wait_at_barrier(jnp.zeros(4), work, local(jnp.int32(0)))

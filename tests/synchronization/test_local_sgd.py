@@ -93,7 +93,7 @@ def test_post_local_sgd_averages_every_step_at_first() -> None:
 def test_nothing_is_sent_between_exchanges() -> None:
     sent = account(optax.chain(SGD, local_sgd(5)), TARGETS)
     assert {c.path for c in sent.collectives} == {("cond 2/2",)}
-    exchange = 2 * 3 / 4 * 4 * (SIZE + 2)  # Steps that were taken, and left out.
+    exchange = 2 * 3 / 4 * 4 * (SIZE + 2)  # Steps that were taken, and skipped.
     assert sent.bytes_per_worker == exchange and sent.amortized_bytes_per_worker(0) == 0
     np.testing.assert_allclose(sent.amortized_bytes_per_worker(1 / 5), exchange / 5)
     assert str(sent).splitlines()[-1] == "bytes sent per worker: 0 to 48"

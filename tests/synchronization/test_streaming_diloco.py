@@ -74,7 +74,7 @@ def test_a_step_sends_at_most_one_fragment_optionally_compressed() -> None:
         both = optax.sgd(0.1), optax.sgd(**OUTER)
         return streaming_diloco(*both, 6, fragments=2, aggregator=aggregator)
 
-    counts = 4 * 2  # Steps that were taken, and left out.
+    counts = 4 * 2  # Steps that were taken, and skipped.
     own, sent = [4 * 3 + counts, 4 * 7 + counts], account(make(), TARGETS)
     assert {c.path for c in sent.collectives} == {("cond 1/3",), ("cond 2/3",)}
     assert sent.bytes_of_branches == 2 * 3 / 4 * sum(own)

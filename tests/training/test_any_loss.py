@@ -285,7 +285,7 @@ def test_fully_sharded(name: str, where: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), first_quick(WITHOUT_STATE, ["auto", "simulated"]))
 def test_along_a_direction(name: str, where: str) -> None:
-    """With one direction of signs, the update tells it: the slope has one size everywhere."""
+    """With one direction of signs, the update shows it: the slope has one size everywhere."""
     smoothing, first = 0.125, LOSSES[name]().params
     direction = jaxcomm.zeroth_order(smoothing=smoothing, distribution="rademacher")
     step, carry = build(name, optax.chain(direction, optax.sgd(1.0)), at(where))

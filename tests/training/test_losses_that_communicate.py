@@ -114,7 +114,7 @@ def test_its_gradient_is_that_of_the_global_loss(name: str, where: str) -> None:
     check_one_step(lambda p, x: local(p, x, axes_of(where)), whole, where, tx)
 
 
-# What a function given as `gradients=` must not do: nothing tells whether a mean was meant.
+# What a function given as `gradients=` must not do: nothing shows whether a mean was meant.
 SUMMED: dict[str, Any] = {
     "by pmean": lambda gradient: lax.pmean(gradient, "data"),
     "one leaf": lambda gradient: gradient | {"w": lax.pmean(gradient["w"], "data")},
@@ -228,7 +228,7 @@ UNREACHED: dict[str, Any] = {
 @pytest.mark.parametrize("where", ["auto", "simulated"])
 @pytest.mark.parametrize("name", UNREACHED)
 def test_a_collective_that_some_workers_do_not_reach(name: str, where: str) -> None:
-    """On a mesh they would wait for ever, so the step is only traced."""
+    """On a mesh they would wait forever, so the step is only traced."""
     loss = lambda p, x: UNREACHED[name](jnp.mean((x @ p["w"]) ** 2), x)  # noqa: E731
     step, state = begun(loss, SGD, at(where), PARAMS)
     with pytest.raises(ValueError, match="All workers must run the same branch"):

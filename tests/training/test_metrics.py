@@ -1,4 +1,4 @@
-"""What a step tells, and what telling it sends."""
+"""The metrics of a step, and what is sent for them."""
 
 from typing import Any, NamedTuple
 

@@ -49,7 +49,7 @@ def test_each_level_is_locally_optimal() -> None:
     fitted = np.asarray(fit_levels(jnp.asarray(sample), jnp.ones(26), 4), np.float64)
     for j, place in itertools.product(range(3), sample):
         moved = np.sort([*np.delete(fitted, j), place])
-        if np.searchsorted(np.delete(fitted, j), place) == j:  # Between its neighbours.
+        if np.searchsorted(np.delete(fitted, j), place) == j:  # Between its neighbors.
             assert exact_variance(fitted, sample) <= exact_variance(moved, sample) * (1 + 1e-6)
 
 

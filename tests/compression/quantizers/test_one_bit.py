@@ -1,4 +1,4 @@
-"""Two means a column, which leave the sum of the column, and what is left out orthogonal."""
+"""Two means per column, which keep its sum; the residual is orthogonal."""
 
 import numpy as np
 import pytest

@@ -77,7 +77,7 @@ def test_probabilities_below_23_bits_are_zero():
         b = a + np.uint8(gap)
         sums = add(jnp.asarray(a), jnp.asarray(b), key(*largest))
         assert sums.tolist() == oracle.add(a, b, largest).tolist() == [49 if moves else 50]
-        # The lower neighbour is at half the distance.
+        # The lower neighbor is at half the distance.
         differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(*smallest))
         assert differences.tolist() == [51 if moves else 50]
 
