@@ -31,7 +31,7 @@ The public names, by purpose:
 - **Kernels**: `implementation` names the one that runs, reference or Pallas.
 - **Your own methods**: `aggregation.aggregator`, `gossip.gossiped`,
   `synchronization.average_every`, `collectives`, and the type `Aggregator`.
-- **Your own codecs**: `Codec`, `Context`, `Claims`, `Coins`, `Diagnostics`, `Memory`, `Entries`,
+- **Your own codecs**: `Codec`, `Context`, `Claims`, `Keys`, `Diagnostics`, `Memory`, `Entries`,
   `Fast`, `scattered`; `jaxcomm.testing` checks them.
 """
 
@@ -53,11 +53,11 @@ from jaxcomm._contract import (
     Aggregator,
     Claims,
     Codec,
-    Coins,
     Context,
     Diagnostics,
     Entries,
     Fast,
+    Keys,
     Memory,
     PerWorker,
     scattered,
@@ -223,7 +223,7 @@ __all__ = [
     # Your own codecs
     "Claims",
     "Codec",
-    "Coins",
+    "Keys",
     "Context",
     "Diagnostics",
     "Entries",

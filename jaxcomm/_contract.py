@@ -18,15 +18,15 @@ PyTree: TypeAlias = Any
 Layout: TypeAlias = Literal["concatenated", "shared_statistics", "independent"]
 
 
-class Coins(NamedTuple):
-    """The randomness of one unit (a bucket or a leaf) in one step.
+class Keys(NamedTuple):
+    """The PRNG keys of one unit (a bucket or a leaf) in one step.
 
-    Use `public` where sender and receivers need the same draws (hashes, rotations, shared masks).
+    Use `shared` where sender and receivers need the same draws (hashes, rotations, shared masks).
     Use `private` where workers need independent draws (rounding). `measure` and `encode` get the
-    same coins within one step.
+    same PRNG keys within one step.
     """
 
-    public: jax.Array  # key[], equal on all workers
+    shared: jax.Array  # key[], equal on all workers
     private: jax.Array  # key[], different on each worker
 
 
@@ -55,7 +55,7 @@ class Context:
     static.
 
     Attributes:
-      coins: The unit's randomness. Receivers have only `coins.public`.
+      keys: The unit's PRNG keys. Receivers have only `keys.shared`.
       memory: The codec's state for the unit; `Memory()` for receivers.
       statistics: The statistics of the unit, reduced over workers; or those of the sender, which
         then travel with the payload; `()` in `measure`.
@@ -67,7 +67,7 @@ class Context:
         the number of coordinates of this unit.
     """
 
-    coins: Coins
+    keys: Keys
     memory: Memory = _NOTHING
     statistics: PyTree = ()
     workers: int = dataclasses.field(default=1, metadata={"static": True})
@@ -84,7 +84,7 @@ class Context:
 
     @classmethod
     def of(cls, x: jax.Array, seed: int = 0, memory: Memory = _NOTHING) -> "Context":
-        """The context of a single worker, with coins from a seed. Use it to try out a codec.
+        """The context of a single worker, with PRNG keys from a seed. Use it to try out a codec.
 
         Example:
           >>> import jax.numpy as jnp
@@ -92,17 +92,17 @@ class Context:
           >>> Context.of(jnp.zeros((2, 3))).shape
           (2, 3)
         """
-        public, private = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
-        return cls(Coins(public, private), memory, shape=x.shape)
+        shared, private = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+        return cls(Keys(shared, private), memory, shape=x.shape)
 
     def replace(self, **changes: Any) -> "Context":
         """A copy with the fields in `changes` replaced."""
         return dataclasses.replace(self, **changes)
 
     def received(self, count: int = 1) -> "Context":
-        """The context of a receiver of `count` payloads: no private coin and no memory."""
-        coins = Coins(self.coins.public, self.coins.public)
-        return dataclasses.replace(self, coins=coins, memory=_NOTHING, count=count)
+        """The context of a receiver of `count` payloads: no private key and no memory."""
+        keys = Keys(self.keys.shared, self.keys.shared)
+        return dataclasses.replace(self, keys=keys, memory=_NOTHING, count=count)
 
 
 class Claims(NamedTuple):
@@ -285,11 +285,11 @@ class Codec:
       encode: `(context, x) -> (payload, memory)`; `payload` is a NamedTuple of arrays, the named
         type of what crosses the wire. It may change only `memory.own`.
       decode: `(context, payload) -> float32[context.shape]`. `payload` is the sum of
-        `context.count` payloads; `decode` returns their *mean*. It may use the public coin, but no
+        `context.count` payloads; `decode` returns their *mean*. It may use the shared key, but no
         memory. Use :func:`jaxcomm.scattered` if the result is a few values among zeros.
       init: `x -> Memory`, before the first step.
       measure: `(context, x) -> statistics`, a NamedTuple of float32 arrays, or of uint32 arrays for
-        packed bits; `()` for none. It gets the same coins as `encode` in that step.
+        packed bits; `()` for none. It gets the same keys as `encode` in that step.
       reduce_statistics: How workers combine each statistic before encoding: the statistics'
         NamedTuple with `"sum"` or `"max"` in place of each array, or `"or"` in place of packed
         bits; `()` for none. An array with `"equal"` is not reduced: it is already equal on all
@@ -299,7 +299,7 @@ class Codec:
         payload that was decoded to the mean, or `None` if each payload was decoded separately. The
         `memory.shared` that it returns must be equal on all workers.
       combine: `"sum"` if payloads of different workers may be added. A function
-        `(coins, payload, payload) -> payload` if they are merged in another way. `None` if each
+        `(keys, payload, payload) -> payload` if they are merged in another way. `None` if each
         must be decoded separately.
       diagnose: `(context, x, after) -> Diagnostics`. The context holds the memory before the step;
         `after` is the memory after it.
@@ -339,7 +339,7 @@ class Codec:
     measure: Callable[[Context, jax.Array], PyTree] = no_statistics
     reduce_statistics: PyTree = ()
     finalize: Callable[[Context, PyTree, jax.Array], tuple[jax.Array, Memory]] = mean_is_update
-    combine: str | Callable[[Coins, PyTree, PyTree], PyTree] | None = None
+    combine: str | Callable[[Keys, PyTree, PyTree], PyTree] | None = None
     diagnose: Callable[[Context, jax.Array, Memory], Diagnostics] = target_is_unit
     claims: Claims = Claims()  # noqa: RUF009
     drop_overflow: "Codec | None" = None

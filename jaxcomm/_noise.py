@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 
 from jaxcomm import _axis
-from jaxcomm._contract import AxisName, Coins, PyTree
+from jaxcomm._contract import AxisName, Keys, PyTree
 from pallas_kernels import _hash
 
 _IMPLEMENTATION = "threefry2x32"
@@ -56,17 +56,17 @@ def placed_key(key: jax.Array, axis_name: AxisName, tree: PyTree) -> jax.Array:
     return key_of(seeds(key) ^ words.astype(np.uint32))
 
 
-def make_coins(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Coins]:
-    """The coins of :func:`coins_of_units` as a list with one entry per unit."""
-    coins = coins_of_units(key, step, units, worker)
-    return [Coins(*(keys[unit] for keys in coins)) for unit in range(units)]
+def keys_per_unit(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> list[Keys]:
+    """The keys of :func:`keys_of_units` as a list with one entry per unit."""
+    keys = keys_of_units(key, step, units, worker)
+    return [Keys(*(key[unit] for key in keys)) for unit in range(units)]
 
 
-def coins_of_units(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> Coins:
-    r"""The coins of every unit in one step on one worker, key[units] each.
+def keys_of_units(key: jax.Array, step: jax.Array, units: int, worker: jax.Array) -> Keys:
+    r"""The PRNG keys of every unit in one step on one worker, key[units] each.
 
     Threefry under `key` encrypts the counters (step, number), with two numbers per unit. The first
-    yields the public key of the unit. The second yields the seeds of a stream of words; worker
+    yields the shared key of the unit. The second yields the seeds of a stream of words; worker
     :math:`w` uses words :math:`2w` and :math:`2w + 1` as its private key. Threefry is called only
     once, because each call takes longer to compile than the rest of an aggregator.
     """
@@ -76,11 +76,11 @@ def coins_of_units(key: jax.Array, step: jax.Array, units: int, worker: jax.Arra
     streams = words[units:]
     position = (2 * worker).astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
     private = _hash.bits(position[None], streams[:, :1], streams[:, 1:])
-    return Coins(key_of(words[:units]), key_of(private))
+    return Keys(key_of(words[:units]), key_of(private))
 
 
-def beyond(coins: Coins, start: int) -> Coins:
-    r"""The coins of a slice that begins at coordinate `start`: its `bits` are a slice of the whole.
+def beyond(keys: Keys, start: int) -> Keys:
+    r"""The keys of a slice that begins at coordinate `start`: its `bits` are a slice of the whole.
 
     .. math:: (2 k_0 + 1) (j + s) + k_1 = (2 k_0 + 1) j + k_1', \qquad k_1' = k_1 + (2 k_0 + 1) s
     """
@@ -89,7 +89,7 @@ def beyond(coins: Coins, start: int) -> Coins:
         first, second = seeds(key)
         return key_of(jnp.stack([first, second + (2 * first + 1) * jnp.uint32(start % 2**32)]))
 
-    return Coins(*map(moved, coins)) if start else coins
+    return Keys(*map(moved, keys)) if start else keys
 
 
 def seeds(key: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ class Unit(NamedTuple):
 
     leaves: tuple[int, ...]
     form: Literal["alone", "concatenated", "stacked"]
-    coins: tuple[int, ...]  # the bucket whose coins it uses; for a stack, one number per leaf
+    key_numbers: tuple[int, ...]  # of the bucket whose PRNG keys it uses; for a stack, of each leaf
     start: int  # its first coordinate in that bucket
     group: int  # the group that shares statistics
     statistics_size: int | None = None  # coordinates of the group, if it has several units
@@ -38,13 +38,13 @@ class Unit(NamedTuple):
 def _buckets(sizes: list[int], capacity: int) -> list[list[int]]:
     """Packs consecutive leaves into buckets; a leaf larger than the capacity has its own bucket."""
     buckets: list[list[int]] = []
-    room = 0
+    free = 0
     for leaf, size in enumerate(sizes):
-        if not buckets or size > room:
+        if not buckets or size > free:
             buckets.append([])
-            room = capacity
+            free = capacity
         buckets[-1].append(leaf)
-        room -= size
+        free -= size
     return buckets
 
 

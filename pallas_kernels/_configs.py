@@ -112,7 +112,7 @@ class PerBlock(Config):
 
     @classmethod
     def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple[Self, ...]:
-        """Larger blocks start fewer copies, and leave less room in VMEM."""
+        """Larger blocks start fewer copies, and leave less space in VMEM."""
         default = cls.of(dtype)
         others = [dataclasses.replace(default, rows=rows) for rows in (256, 512, 1024, 2048)]
         return _first_and_others(default, others)

@@ -186,7 +186,7 @@ def _is_op(op: str) -> bool:
 def _row(line: bytes, place: str) -> Measured:
     def refuse(reason: str) -> NoReturn:
         raise ValueError(
-            f"{place}: {reason}. Remove the line, or write the file anew: "
+            f"{place}: {reason}. Remove the line, or write the file again: "
             "`python -m pallas_kernels.bench --tune`."
         )
 

@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm.testing import _codec
 
 
-def coins_of(seed: int) -> Coins:
-    return Coins(*jax.random.split(jax.random.key(seed)))
+def keys_of(seed: int) -> Keys:
+    return Keys(*jax.random.split(jax.random.key(seed)))
 
 
 def context_of(
-    codec: Codec, x: jax.Array, coins: Coins | int = 0, memory: Any = None, workers: int = 1
+    codec: Codec, x: jax.Array, keys: Keys | int = 0, memory: Any = None, workers: int = 1
 ) -> Context:
     """With local statistics: the context for `encode`, and after `received` for `decode`."""
-    drawn = coins_of(coins) if isinstance(coins, int) else coins
+    drawn = keys_of(keys) if isinstance(keys, int) else keys
     return _codec.context_of(codec, x, drawn, memory, workers)
 
 
-def _once(codec: Codec, memory: Any, x: jax.Array, coins: Coins) -> tuple[jax.Array, Any]:
-    context = context_of(codec, x, coins, memory)
+def _once(codec: Codec, memory: Any, x: jax.Array, keys: Keys) -> tuple[jax.Array, Any]:
+    context = context_of(codec, x, keys, memory)
     payload, memory = codec.encode(context, x)
     return codec.decode(context.received(), payload), memory
 
@@ -38,7 +38,7 @@ def _one_step(codec: Codec) -> Any:
 def _steps(codec: Codec) -> Any:
     def one(memory: Any, step: tuple[jax.Array, jax.Array]) -> Any:
         x, key = step
-        decoded, memory = _once(codec, memory, x, Coins(*jax.random.split(key)))
+        decoded, memory = _once(codec, memory, x, Keys(*jax.random.split(key)))
         return memory.kept, (decoded, getattr(memory.own, "kept", ()), memory.report)
 
     return jax.jit(lambda memory, steps: jax.lax.scan(one, memory, steps))
@@ -46,7 +46,7 @@ def _steps(codec: Codec) -> Any:
 
 def send(codec: Codec, memory: Any, x: Any, seed: int = 0) -> tuple[np.ndarray, Any]:
     """One worker's decoded payload, float64, and the worker's new memory."""
-    decoded, memory = _one_step(codec)(memory, jnp.asarray(x, jnp.float32), coins_of(seed))
+    decoded, memory = _one_step(codec)(memory, jnp.asarray(x, jnp.float32), keys_of(seed))
     return np.asarray(decoded, np.float64), memory
 
 

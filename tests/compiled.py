@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 KEPT = pathlib.Path(__file__).parents[1] / ".jax_cache"
-ROOM = 2 * 2**30
+MAX_BYTES = 2 * 2**30
 
 # For several processes, which cannot load programs of several devices: see below.
 UNKEPT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
@@ -34,13 +34,13 @@ def folder() -> pathlib.Path:
     return KEPT / f"jax-{importlib.metadata.version('jax')}-{processor()}"
 
 
-def trim(entries: pathlib.Path, room: int = ROOM) -> None:
-    """Removes the oldest entries until at most `room` bytes are left."""
+def trim(entries: pathlib.Path, max_bytes: int = MAX_BYTES) -> None:
+    """Removes the oldest entries until at most `max_bytes` bytes are left."""
     with contextlib.suppress(FileNotFoundError):  # Another run may be at work here.
         written = [(entry.stat(), entry) for entry in entries.glob("*")]
         for status, entry in sorted(written, key=lambda each: -each[0].st_mtime):
-            room -= status.st_size
-            if room < 0:
+            max_bytes -= status.st_size
+            if max_bytes < 0:
                 entry.unlink()
 
 
@@ -70,7 +70,7 @@ def write_whole() -> None:
 
 
 def keep_what_is_of_one_device() -> None:
-    """Lets JAX keep no program of several devices, which may wait for ever once it is loaded.
+    """Lets JAX keep no program of several devices, which may wait forever once it is loaded.
 
     Of a program that is loaded and not compiled, JAX 0.12.0.1 on CPU begins collectives that do not
     depend on one another in another order on each device: of the ring's permutations and the sum of

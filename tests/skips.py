@@ -22,7 +22,7 @@ REASONS = (
 
 
 def reason_of(report: Any) -> str | None:
-    """Which of the reasons a report names; "another", or None if it tells of no skip."""
+    """Which of the reasons a report names; "another", or None if it reports no skip."""
     if not (report.skipped and isinstance(report.longrepr, tuple)):
         return None
     given = str(report.longrepr[2]).removeprefix("Skipped: ")
@@ -30,7 +30,7 @@ def reason_of(report: Any) -> str | None:
 
 
 def refuse_others(report: Any) -> Any:
-    """The report, failed if it tells of a skip for another reason."""
+    """The report, failed if it reports a skip for another reason."""
     if reason_of(report) == "another":
         report.outcome = "failed"
         report.longrepr = f"{report.longrepr[2]}\n  is not one of the reasons in tests/skips.py."

@@ -52,7 +52,7 @@ def found(tx: Any) -> list[Aggregator]:
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)
-def test_it_says_its_kind_and_axes(kind: str) -> None:
+def test_aggregators_report_kind_and_axes(kind: str) -> None:
     tx = OF_KINDS[kind]()
     assert (tx.kind, tx.axes) == (kind, ("data",))
     other = tx._replace(init=lambda params: ())
@@ -62,7 +62,7 @@ def test_it_says_its_kind_and_axes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OF_KINDS)
 @pytest.mark.parametrize("combinator", COMBINATORS)
-def test_it_is_found_through_combinators(combinator: str, kind: str) -> None:
+def test_aggregators_are_found_through_combinators(combinator: str, kind: str) -> None:
     tx = OF_KINDS[kind]()
     assert tx in found(COMBINATORS[combinator](tx))
     assert not found(COMBINATORS[combinator](optax.adam(0.1)))
@@ -84,7 +84,7 @@ def test_a_step_finds_it_whatever_rebuilt_the_state(kind: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, after, expected)
 
 
-def test_a_step_asks_again_when_it_is_traced_again() -> None:
+def test_a_step_checks_again_when_retraced() -> None:
     """JAX keeps what it traced, and a kept trace of `init` reports nothing."""
     tx = optax.chain(jaxcomm.zeroth_order(2), optax.sgd(0.1))
     flat = lambda w, x: jax.lax.stop_gradient(jnp.sum(w)) * jnp.mean(x)  # noqa: E731

@@ -98,7 +98,7 @@ def test_imports_point_downwards() -> None:
         ("pallas_kernels", "import jaxcomm, experiments", 2),
     ],
 )
-def test_the_rule_sees_a_violation(package: str, source: str, number: int) -> None:
+def test_the_rule_detects_a_violation(package: str, source: str, number: int) -> None:
     assert len(violations(package, _imported(source))) == number
 
 
@@ -139,7 +139,7 @@ def test_imports_of_the_experiments_point_downwards() -> None:
     assert {path: found for path, found in upwards.items() if found} == {}
 
 
-def test_the_rule_of_the_experiments_sees_a_violation() -> None:
+def test_the_rule_of_the_experiments_detects_a_violation() -> None:
     source = "from experiments import studies\nfrom experiments.study.run import Study\n"
     source += "def late():\n    from experiments.trainer import train"
     parts = _parts_imported(source)
@@ -155,7 +155,7 @@ def _roots(path: pathlib.Path) -> set[str]:
     return {".".join(name[: 2 if name[0] == "jaxcomm" else 1]) for name in names}
 
 
-def test_launch_needs_jax_and_no_more() -> None:
+def test_launch_imports_only_jax() -> None:
     found = set().union(*map(_roots, (ROOT / "jaxcomm" / "launch").glob("*.py")))
     assert found - sys.stdlib_module_names == {"jax", "jaxcomm.launch"}
     assert _roots(ROOT / "jaxcomm" / "launch" / "_tied.py") <= sys.stdlib_module_names

@@ -67,7 +67,7 @@ def test_gradients_are_local_under_vmap() -> None:
     np.testing.assert_allclose(local, OWN, rtol=1e-6)
 
 
-def test_aux_comes_along() -> None:
+def test_aux_is_returned() -> None:
     def with_aux(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return loss(w, x), jnp.sum(x)
 

@@ -67,7 +67,7 @@ def test_a_clip_of_each_worker_is_refused(name: str) -> None:
         optax.contrib.normalize(),
     ],
 )
-def test_every_stateless_transformation_that_is_not_linear(clip: Any) -> None:
+def test_every_nonlinear_stateless_transformation_is_known(clip: Any) -> None:
     refuse("clip each worker's own", lambda: jaxcomm.init(optax.chain(clip, MEAN), W, N))
 
 
@@ -89,7 +89,7 @@ MEANT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_what_is_meant_is_accepted(name: str) -> None:
+def test_intended_clips_are_accepted(name: str) -> None:
     tx = MEANT[name]()
     local = name in ("local", "aggregated local", "diloco", "gossip")
     jaxcomm.init(tx, jaxcomm.replicate(W, N) if local else W, N)
@@ -145,7 +145,7 @@ def test_noise_before_an_aggregator_is_refused() -> None:
     require_clips_of_the_mean(optax.chain(MEAN, optax.noisy_sgd(0.1, key=0)))
 
 
-def test_gradients_of_examples_are_not_averaged() -> None:
+def test_per_example_gradients_are_not_averaged() -> None:
     """Over workers, unlike over examples; and the noise of a batch was 4 times what it should."""
     private = optax.contrib.differentially_private_aggregate(1.0, 1.0, key=0)
     private = optax.chain(private, SGD)

@@ -8,7 +8,7 @@ WORKERS = (3, 4, 5, 6, 7, 8, 10, 16)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_each_sends_every_part_to_all_others_once(workers: int) -> None:
+def test_every_part_is_sent_once_to_each_worker(workers: int) -> None:
     """And no two send to each other in a round."""
     schedule = _collectives.rounds(workers)
     assert schedule is not None

@@ -30,22 +30,22 @@ def test_an_entry_appears_when_it_is_complete(
         patched.setattr(os, "replace", ended)
         cache.put("program", b"half")
     assert cache.get("program") is None
-    for value in (b"whole", b"anew"):  # The second where the first could not be read.
+    for value in (b"whole", b"again"):  # The second where the first could not be read.
         cache.put("program", value)
         assert cache.get("program") == value
 
 
-def test_what_was_written_longest_ago_goes(tmp_path: pathlib.Path) -> None:
+def test_the_oldest_entries_are_removed(tmp_path: pathlib.Path) -> None:
     for age, name in enumerate(("new", "older", "oldest")):
         (tmp_path / name).write_bytes(b"1234")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    compiled.trim(tmp_path, room=9)
+    compiled.trim(tmp_path, max_bytes=9)
     assert {entry.name for entry in tmp_path.iterdir()} == {"new", "older"}
     compiled.trim(tmp_path / "not_there")
 
 
 @pytest.mark.slow
-def test_half_an_entry_is_compiled_anew_and_mended(tmp_path: pathlib.Path) -> None:
+def test_a_truncated_entry_is_compiled_and_written_again(tmp_path: pathlib.Path) -> None:
     def run() -> tuple[str, str]:
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
         root = pathlib.Path(compiled.__file__).parents[1]
@@ -60,7 +60,7 @@ def test_half_an_entry_is_compiled_anew_and_mended(tmp_path: pathlib.Path) -> No
     for entry in tmp_path.glob("*-cache"):
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
     again, warned = run()
-    mended, silent = run()
-    assert expected == again == mended == "[1.0, 1.0, 1.0]\n"
+    rewritten, silent = run()
+    assert expected == again == rewritten == "[1.0, 1.0, 1.0]\n"
     assert "Error reading persistent compilation cache entry" in warned
     assert "Error reading" not in silent

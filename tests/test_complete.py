@@ -164,7 +164,7 @@ def test_a_docstring_has_its_parts() -> None:
     assert {name: parts for name, parts in of_functions.items() if parts} == {}
 
 
-def test_what_a_docstring_lacks_is_found() -> None:
+def test_missing_docstring_parts_are_found() -> None:
     def documented(first: int, second: int) -> int:  # noqa: D417
         """One line.
 

@@ -37,11 +37,11 @@ def test_a_guide_imports_public_names_only(guide: str) -> None:
     assert ours and not [name for name in ours if "._" in name]
 
 
-def test_the_codec_holds_the_laws() -> None:
+def test_the_codec_satisfies_the_laws() -> None:
     check_codec(built("codec")["noisy_signs"]())
 
 
-def test_the_aggregator_holds_the_laws_and_nests() -> None:
+def test_the_aggregator_satisfies_the_laws_and_nests() -> None:
     median = built("aggregator")["median"]
     check_aggregator(median())
     check_aggregator(median(), workers=1, resolution=0.0)
@@ -51,11 +51,11 @@ def test_the_aggregator_holds_the_laws_and_nests() -> None:
     np.testing.assert_allclose(jax.vmap(average, axis_name="dcn")(given), 3.0)
 
 
-def test_the_gossip_method_holds_the_laws() -> None:
+def test_the_gossip_method_satisfies_the_laws() -> None:
     check_gossip(built("gossip")["damped_dpsgd"](gossip.ring(4), step_size=0.5))
 
 
-def test_the_local_method_goes_part_of_the_way() -> None:
+def test_the_local_method_moves_part_of_the_way() -> None:
     scaled = built("local_method")["scaled_local_sgd"]
     tx = optax.chain(optax.sgd(1.0), scaled(period=1, learning_rate=0.5))
     params = jaxcomm.replicate(jnp.zeros(1), 2)

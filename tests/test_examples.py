@@ -22,7 +22,7 @@ RESULT = re.compile(r"(\w+): ([\d,]+) bytes per worker and step, loss ([\d.]+) t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_it_trains_and_sends_less_than_the_mean(path: Path) -> None:
+def test_examples_train_and_send_less_than_the_mean(path: Path) -> None:
     before = LAUNCH if path.stem.endswith("_processes") else ()
     process = subprocess.run(
         [sys.executable, *before, str(path.relative_to(ROOT))],
@@ -44,7 +44,7 @@ def test_it_trains_and_sends_less_than_the_mean(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_its_marks(path: Path) -> None:
+def test_the_marks_of_examples(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     documentation = ast.get_docstring(tree)
@@ -62,5 +62,5 @@ def test_its_marks(path: Path) -> None:
     assert f"| {stated} |" in row
 
 
-def test_there_are_seven() -> None:
+def test_there_are_seven_examples() -> None:
     assert len(PROGRAMS) == 7

@@ -86,7 +86,7 @@ def test_no_file_is_executed_and_every_exception_is_needed() -> None:
     assert found == EXCEPTIONS.keys() and all(EXCEPTIONS.values())
 
 
-def test_the_rule_sees_a_violation() -> None:
+def test_the_rule_detects_a_violation() -> None:
     for source in (
         "import pickle as p", "from marshal import loads", "import zipfile",
         "from torch import load", "eval(text)", "np.load(path)",

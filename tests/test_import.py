@@ -67,7 +67,7 @@ def test_nothing_is_loaded_but_jax_optax_and_ours(loaded: tuple[list[str], list[
         "sklearn",
     ],
 )
-def test_what_only_some_need_is_not_loaded(loaded: tuple[list[str], list[str]], name: str) -> None:
+def test_optional_modules_are_not_loaded(loaded: tuple[list[str], list[str]], name: str) -> None:
     assert not [m for m in loaded[1] if m == name or m.startswith(name + ".")]
 
 

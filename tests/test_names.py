@@ -34,7 +34,7 @@ def keywords() -> set[str]:
     return {name for function in functions for name in inspect.signature(function).parameters}
 
 
-def test_other_names_are_names_that_exist() -> None:
+def test_renamed_options_exist() -> None:
     _, section = PAGE.split("\n## Other names\n")
     rows = re.findall(r"^\| .* \| (.*) \|$", section, re.MULTILINE)
     codes = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]

@@ -15,11 +15,11 @@ def _uniform(key: jax.Array, size: int = 2**18) -> np.ndarray:
 
 
 def test_bits_are_uniform_and_uncorrelated() -> None:
-    coins = [
-        _noise.make_coins(jax.random.key(0), jnp.uint32(step), 2, jnp.int32(worker))[unit]
+    keys = [
+        _noise.keys_per_unit(jax.random.key(0), jnp.uint32(step), 2, jnp.int32(worker))[unit]
         for step, unit, worker in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
     ]
-    samples = [_uniform(coin.private) for coin in coins] + [_uniform(coins[0].public)]
+    samples = [_uniform(key.private) for key in keys] + [_uniform(keys[0].shared)]
     for sample in samples:
         assert scipy.stats.kstest(sample, "uniform").pvalue > 1e-6
         lagged = np.corrcoef(sample[1:], sample[:-1])[0, 1]
@@ -34,7 +34,7 @@ def test_every_bit_is_fair() -> None:
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / 2**8
 
 
-def test_the_shape_does_not_matter() -> None:
+def test_bits_do_not_depend_on_the_shape() -> None:
     key = jax.random.key(2)
     np.testing.assert_array_equal(_noise.bits(key, (6, 4)).ravel(), _noise.bits(key, (24,)))
 

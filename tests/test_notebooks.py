@@ -41,7 +41,7 @@ def stored(cell: dict[str, Any]) -> str:
     return "".join(line for output in cell["outputs"] for line in output["text"])
 
 
-def test_there_are_two() -> None:
+def test_there_are_two_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["diloco", "getting_started"]
 
 

@@ -42,7 +42,7 @@ def constructor(
         {"share": jnp.float32(0.5), "name": None, "codec": None},
     ],
 )
-def test_what_is_taken(options: dict[str, Any]) -> None:
+def test_accepted_values(options: dict[str, Any]) -> None:
     taken = constructor(**options)
     assert all(taken[name] is value for name, value in options.items())
 

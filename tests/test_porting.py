@@ -164,7 +164,7 @@ def test_an_infinite_gradient_of_one_worker() -> None:
     assert not np.isfinite(params["w"]).any()
 
 
-def test_a_masked_mean_without_weights_is_another() -> None:
+def test_a_masked_mean_without_weights_differs() -> None:
     def masked(params: Any, x: jax.Array) -> jax.Array:
         valid = x[:, 0] > 0
         return jnp.sum((x @ params["w"] - 1) ** 2 * valid) / jnp.sum(valid)
@@ -179,7 +179,7 @@ def test_a_masked_mean_without_weights_is_another() -> None:
     assert np.abs(stepped(masked, tx, START, X)[0]["w"] - right).max() > 0.01
 
 
-def test_a_box_needs_its_axis() -> None:
+def test_boxed_arrays_need_their_axis() -> None:
     ones = nn.with_partitioning(nn.initializers.ones, (None, "model"))
     model: Any = nn.Dense(2, kernel_init=ones)
     boxed, tx = model.init(jax.random.key(0), X), optax.chain(jaxcomm.mean(), optax.sgd(0.1))

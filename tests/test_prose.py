@@ -1,4 +1,4 @@
-"""The checker of prose finds what it is to find, and passes over code, equations and tables."""
+"""The checker of prose and names finds faults, and skips code, equations and tables."""
 
 import pathlib
 from types import ModuleType
@@ -34,6 +34,16 @@ def test_code_equations_and_tables_are_not_prose(
     assert faults(checker, tmp_path, "a.py", text) == []
     text = "# Told\n\n| told |\n|---|\n\n```python\ntold\n```\n\nAll is `told`.\n"
     assert faults(checker, tmp_path, "a.md", text) == []
+
+
+def test_names_of_functions_and_classes(checker: ModuleType, tmp_path: pathlib.Path) -> None:
+    text = "def test_nobody_waits(): ...\n\n\nclass TwoRooms:\n    async def _apart(self): ...\n"
+    assert faults(checker, tmp_path, "a.py", text) == [
+        "1: 'nobody' in a name: write no worker, all workers",
+        "4: 'Rooms' in a name: write capacity, or space",
+        "5: 'apart' in a name: write separate, independent or distance",
+    ]
+    assert faults(checker, tmp_path, "b.py", "def headroom(part): ...\n") == []
 
 
 def test_a_long_sentence(checker: ModuleType, tmp_path: pathlib.Path) -> None:

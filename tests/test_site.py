@@ -68,7 +68,7 @@ def test_every_public_name_is_listed_and_described(reference: dict[str, str]) ->
         assert set(listed.values()) <= described, package
 
 
-def test_a_name_is_described_once_and_as_what_it_is(reference: dict[str, str]) -> None:
+def test_a_name_is_described_once_with_its_kind(reference: dict[str, str]) -> None:
     objects = []
     for kind, package, name in descriptions(reference):
         if module := sys.modules.get(package):  # Some packages are slow to import.
@@ -121,7 +121,7 @@ def test_a_link_or_figure_that_fails_is_named(tools: Tools, text: str, message: 
         tools[1].relinked("docs/new.md", text, {"docs/new.md": "new.md"}, ROOT)
 
 
-def test_the_readme_has_texts_for_figures_and_links_that_lead_somewhere() -> None:
+def test_the_readme_has_working_links_and_figure_texts() -> None:
     text = (ROOT / "README.md").read_text()
     figures = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", text)
     assert figures and all(len(words) > 20 for words, _ in figures)

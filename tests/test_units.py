@@ -17,9 +17,7 @@ TREE = {
 
 @pytest.mark.parametrize("scope", ["leaf", "bucket", "tree"])
 @pytest.mark.parametrize("layout", ["concatenated", "shared_statistics", "independent"])
-def test_units_join_to_the_same_tree(
-    scope: str, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_rebuild_the_tree(scope: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for large, capacity in itertools.product((1, 7, 2**16), (4, 28, 2**20)):
         monkeypatch.setattr(_units, "LARGE", large)
         units, _, join = _units.split(TREE, scope, capacity, layout=layout)
@@ -28,7 +26,7 @@ def test_units_join_to_the_same_tree(
         chex.assert_trees_all_equal_shapes_and_dtypes(join(units), TREE)
 
 
-def test_buckets_are_filled_in_order_and_leaves_never_cut() -> None:
+def test_buckets_are_filled_in_order_without_splitting_leaves() -> None:
     sizes = [[u.size for u in _units.split(TREE, "bucket", c)[0]] for c in (4, 28, 2**20)]
     assert sizes == [[6, 1, 10], [7, 10], [17]]
     units, *_ = _units.split(TREE, "leaf", 4)

@@ -50,13 +50,13 @@ def test_each_worker_has_its_own_gradient_and_optimizer(where: str) -> None:
     for run in (lambda f: f(params), lambda f: jax.jit(f)(params)):
         mean = run(jaxcomm.consensus)
         np.testing.assert_allclose(mean["kernel"], own["kernel"].mean(axis=0), rtol=1e-5)
-        apart = sum(np.sum((x - x.mean(axis=0)) ** 2) for x in own.values())
-        np.testing.assert_allclose(run(jaxcomm.consensus_distance), apart, rtol=1e-5)
+        distance = sum(np.sum((x - x.mean(axis=0)) ** 2) for x in own.values())
+        np.testing.assert_allclose(run(jaxcomm.consensus_distance), distance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 3, slow(7)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_all_agree_on_is_the_consensus_bit_for_bit(workers: int, dtype: Any) -> None:
+def test_equal_parameters_are_their_consensus_bit_for_bit(workers: int, dtype: Any) -> None:
     params = {"a": jnp.asarray(normal(0, 5, 2), dtype), "b": 3.7}
     mean = jaxcomm.consensus(jaxcomm.replicate(params, workers))
     np.testing.assert_array_equal(mean["a"].astype(jnp.float32), params["a"].astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""Checks the prose of docstrings, comments and pages against a short list of rules.
+"""Checks docstrings, comments, pages, and names in code, against a short list of rules.
 
     python tools/check_prose.py [FILE ...]
 
@@ -21,6 +21,7 @@ SOURCES = (
     "experiments/*.py",
     "tools/*.py",
     "docs/*.py",
+    "tests/*.py",
     "*.md",
 )
 EXEMPT = re.compile(r"CHANGELOG\.md|experiments/records/|tools/check_prose\.py")
@@ -28,6 +29,11 @@ MOST_WORDS = 35  # of a sentence
 
 AVOID = {  # A pattern, and what to write in its place.
     r"\b(tells?|told(?! apart)|telling)\b": "report, return or pass",
+    r"\b(not )?told apart\b": "inconclusive, or distinguished",
+    r"\bcoins?\b": "PRNG key, or random bits",
+    r"\brooms?\b": "capacity, or space",
+    r"\bbill(s|ed|ing)?\b": "count, or cost",
+    r"\bmend(s|ed|ing)?\b": "repair, or correct",
     r"\b(apart from|lies? apart|stays? apart|drawn? apart|kept apart|split apart)\b": "separately",
     r"\bsettl(e|es|ed|ing)\b": "finalize",
     r"\bleft out\b": "omitted, skipped, or the residual",
@@ -44,7 +50,15 @@ AVOID = {  # A pattern, and what to write in its place.
     r"\bfor ever\b": "forever",
     r"\bbehaviour|neighbour|favour|colour\b": "American spelling",
 }
-RULES = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in AVOID.items()}
+AVOID_IN_NAMES = {**AVOID, r"\bapart\b": "separate, independent or distance"}
+
+
+def compiled(rules: dict[str, str]) -> dict[re.Pattern[str], str]:
+    """The rules with compiled patterns."""
+    return {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in rules.items()}
+
+
+RULES, RULES_OF_NAMES = compiled(AVOID), compiled(AVOID_IN_NAMES)
 CODE = re.compile(r"``[^`]*``|`[^`]*`|:math:|\$[^$]*\$|https?://\S+")
 
 
@@ -59,6 +73,13 @@ def paragraphs_of_python(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
+
+
+def names_of_python(text: str) -> Iterator[tuple[int, str]]:
+    """The line and the words of the name of each function and class."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, re.sub(r"_+|(?<=[a-z])(?=[A-Z])", " ", node.name).strip()
 
 
 def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
@@ -100,6 +121,10 @@ def faults(path: pathlib.Path) -> Iterator[str]:
         for sentence in re.split(r"(?<=[.!?:;])\s+", words):
             if (count := len(sentence.split())) > MOST_WORDS:
                 yield f"{where}: a sentence of {count} words, at most {MOST_WORDS}"
+    for line, name in names_of_python(text) if python else ():
+        for pattern, instead in RULES_OF_NAMES.items():
+            if found := pattern.search(name):
+                yield f"{path.relative_to(ROOT)}:{line}: {found[0]!r} in a name: write {instead}"
 
 
 def main(names: list[str]) -> int:

@@ -62,7 +62,7 @@
   function levelsOf(workers) {
     const { levels, widths } = numbers.levels, { width } = widths.find((each) => workers <= each.most_workers);
     const own = `Levels: global_qsgd has ${levels} in ${width} bits for each of ${workers} workers`;
-    return `${own}; bits=8 has room for ${Math.floor(255 / (2 * workers)) || "none"}.`;
+    return `${own}; bits=8 allows ${Math.floor(255 / (2 * workers)) || "none"}.`;
   }
 
   function rowOf(row, best) {

@@ -14,7 +14,7 @@ from jax import lax
 
 from experiments.bench.record import aligned
 from experiments.timing import medians
-from jaxcomm import Codec, Coins, Context, _noise
+from jaxcomm import Codec, Context, Keys, _noise
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sketches import s2_sketch
 from pallas_kernels import count_sketch
@@ -62,8 +62,8 @@ def _normal(size: int) -> jax.Array:
 
 def parts(codec: Codec, x: jax.Array, workers: int) -> dict[str, Callable[[], object]]:
     """The compiled parts, called as on one of several workers."""
-    coins = Coins(*jax.random.split(jax.random.key(0)))
-    context = Context(coins, jax.jit(codec.init)(x), workers=workers, shape=x.shape)
+    keys = Keys(*jax.random.split(jax.random.key(0)))
+    context = Context(keys, jax.jit(codec.init)(x), workers=workers, shape=x.shape)
     measure = jax.jit(lambda x: codec.measure(context, x))
     encode = jax.jit(lambda x, found: codec.encode(context.replace(statistics=found), x)[0])
     decode = jax.jit(

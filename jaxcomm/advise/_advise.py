@@ -227,7 +227,7 @@ def advise(
         "of it hide messages.",
         f"Link: {_described(link)}.",
         f"Levels: global_qsgd has {field.levels} in {field.width} bits for each of {count} "
-        f"workers; bits=8 has room for {most_levels(8, count) or 'none'}.",
+        f"workers; bits=8 allows {most_levels(8, count) or 'none'}.",
         f"Codecs: {codec}.",
         *omitted,
     )

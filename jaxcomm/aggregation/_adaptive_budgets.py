@@ -26,7 +26,7 @@ class AdaptiveBudgetsState(NamedTuple):
     """The state of `adaptive_budgets`, equal on all workers except `PerWorker` parts of `inner`."""
 
     plan: jax.Array  # int32[], the index of the next plan
-    steps_with_room: jax.Array  # int32[], for how long an earlier plan would meet the target
+    steps_to_spare: jax.Array  # int32[], for how long an earlier plan would meet the target
     inner: Any  # the state that all plans share
 
 
@@ -56,15 +56,15 @@ def link_bytes(plan: BudgetPlan, mean_codec: Codec, size: int) -> np.ndarray:
 def _next(
     state: AdaptiveBudgetsState, seconds: jax.Array, target: float, patience: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The next `plan` and `steps_with_room`, for the predicted seconds of each plan."""
+    """The next `plan` and `steps_to_spare`, for the predicted seconds of each plan."""
     fits = seconds <= target
     wanted = jnp.where(jnp.any(fits), jnp.argmax(fits), jnp.argmin(seconds)).astype(jnp.int32)
-    has_room = wanted < state.plan
-    steps = jnp.where(has_room, jnp.minimum(state.steps_with_room + 1, patience), 0)
+    has_slack = wanted < state.plan
+    steps = jnp.where(has_slack, jnp.minimum(state.steps_to_spare + 1, patience), 0)
     moves = (wanted > state.plan) | (steps >= patience)
     known = jnp.all(jnp.isfinite(seconds) & (seconds > 0))
     plan = jnp.where(known & moves, wanted, state.plan)
-    return plan, jnp.where(known, jnp.where(moves, 0, steps), state.steps_with_room)
+    return plan, jnp.where(known, jnp.where(moves, 0, steps), state.steps_to_spare)
 
 
 @checked

@@ -110,7 +110,7 @@ def decoded_mean(
         more = total.ravel().at[indices].add(values / workers, mode="drop")
         return more.reshape(shape), None
 
-    inputs = (contents, context.coins.public, context.statistics)
+    inputs = (contents, context.keys.shared, context.statistics)
     first = _axis.varying_like(jnp.full(shape, start, jnp.float32), inputs)
     total, _ = lax.scan(add, first, contents)
     return total

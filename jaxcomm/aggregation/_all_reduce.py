@@ -9,7 +9,7 @@ import optax
 
 from jaxcomm import _axis
 from jaxcomm._collectives import exchange_rows, gather_contents
-from jaxcomm._contract import AxisName, Codec, Coins, PyTree
+from jaxcomm._contract import AxisName, Codec, Keys, PyTree
 from jaxcomm._require import checked, combine_of
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import (
@@ -137,7 +137,7 @@ def all_reduce_mean(
 
 
 def _tree(
-    merge: Callable[[Coins, PyTree, PyTree], PyTree], coins: Coins, payloads: PyTree, count: int
+    merge: Callable[[Keys, PyTree, PyTree], PyTree], keys: Keys, payloads: PyTree, count: int
 ) -> PyTree:
     """Merges `[count, ...]` payloads pairwise, in worker order, to one payload."""
     for depth in range((count - 1).bit_length()):
@@ -145,7 +145,7 @@ def _tree(
         first = jax.tree.map(lambda x, n=pairs: x[0 : 2 * n : 2], payloads)
         second = jax.tree.map(lambda x, n=pairs: x[1 : 2 * n : 2], payloads)
         # Counts down: from 0 up, these would be the keys that a blockwise codec splits off.
-        drawn = Coins(coins.public, jax.random.fold_in(coins.private, 2**32 - 1 - depth))
+        drawn = Keys(keys.shared, jax.random.fold_in(keys.private, 2**32 - 1 - depth))
         merged = merge(drawn, first, second)
         payloads = jax.tree.map(
             lambda new, x, n=odd: jnp.concatenate([new, x[-1:]]) if n else new,
@@ -205,7 +205,7 @@ def merged_mean(
         rows = jax.tree.map(lambda codes: to_rows(codes, workers), payloads)
         mine = exchange_rows(rows, axis_name)
         merged = [
-            _tree(merge, part.context.coins, codes, workers)
+            _tree(merge, part.context.keys, codes, workers)
             for part, codes in zip(parts, mine, strict=True)
         ]
         merged_rows = gather_contents(merged, axis_name)

@@ -52,7 +52,7 @@ def backup(
     This transformation trains as backup workers do, e.g. along a simulated clock; and it excludes
     workers whose gradients should not count. The times come from one of three sources:
 
-    - `times` draws them from a coin that is equal on all workers. Nothing is sent for it.
+    - `times` draws them from a key that is equal on all workers. Nothing is sent for it.
     - `update(..., finish_times=t)` with a vector of the times of all workers, equal on all of them,
       such as from a clock outside of the step. Nothing is sent for it.
     - `update(..., finish_times=t)` with the time of this worker, e.g. as measured. Workers gather

@@ -26,10 +26,10 @@ from jaxcomm.aggregation._all_gather import decode_local, encode_local
 from jaxcomm.aggregation._coded import AggregatorOptions, coded_mean, takes_options
 from jaxcomm.aggregation._exchange import Exchanged, Part, all_finite, everywhere
 from jaxcomm.aggregation._rows import (
-    coins_of_means,
-    coins_of_rows,
     decode_rows,
     from_rows,
+    keys_of_means,
+    keys_of_rows,
     mean_of_owned,
     to_rows,
 )
@@ -235,10 +235,10 @@ def budgeted_mean(
         count, slot = len(plan.owners), jnp.asarray(plan.slots)[me]
         finite = everywhere(axis_name, all_finite(part.x for part in parts))
         widths = [-(-part.x.size // count) for part in parts]
-        coins = [part.context.coins for part in parts]
+        keys = [part.context.keys for part in parts]
         rows = [
             Context(of_rows, Memory(), shape=(width,))
-            for of_rows, width in zip(coins_of_rows(coins, count), widths, strict=True)
+            for of_rows, width in zip(keys_of_rows(keys, count), widths, strict=True)
         ]
         messages, likes = _own_messages(plan, me, parts, rows)
         received = _to_owners(axis_name, plan, me, messages)
@@ -255,7 +255,7 @@ def budgeted_mean(
             ]
         contexts = [
             Context(of_mean, Memory(), shape=(width,))
-            for of_mean, width in zip(coins_of_means(coins, count), widths, strict=True)
+            for of_mean, width in zip(keys_of_means(keys, count), widths, strict=True)
         ]
         resent = [
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]

@@ -87,9 +87,9 @@ def coded_aggregator(
 
     .. math:: \bar x \approx \mathrm{exchange}(x_i, \text{codec})
 
-    It divides updates into units, keeps the codec's memory, draws coins, and applies weights. If
-    the exchange says that a unit of one worker is not finite, the update is NaN on all workers, and
-    no memory changes. It sends what `exchange` sends.
+    It divides updates into units, keeps the codec's memory, makes PRNG keys, and applies weights.
+    If the exchange says that a unit of one worker is not finite, the update is NaN on all workers,
+    and no memory changes. It sends what `exchange` sends.
 
     Args:
       codec: The codec that supplies the memory, `finalize` and `diagnose` of a unit.

@@ -1,4 +1,4 @@
-"""The common part of aggregators with a codec: options, units, weights, coins, memory, checks.
+"""The common part of aggregators with a codec: options, units, weights, PRNG keys, memory, checks.
 
 Aggregators differ only in the exchange, which turns the workers' units into one mean.
 """
@@ -19,9 +19,9 @@ from jaxcomm._contract import (
     Aggregator,
     AxisName,
     Codec,
-    Coins,
     Context,
     Diagnostics,
+    Keys,
     Layout,
     Memory,
     PerWorker,
@@ -224,16 +224,15 @@ def restore_memories(
     return kept
 
 
-def unit_context(coins: Coins, unit: Unit, memory: Memory, x: jax.Array) -> Context:
-    """The context of a unit, with its part of the coins of all buckets."""
-    if unit.form == "stacked":
-        selected, shape = jax.tree.map(lambda keys: keys[np.array(unit.coins)], coins), x.shape[1:]
-    else:
-        selected, shape = jax.tree.map(lambda keys: keys[unit.coins[0]], coins), x.shape
+def unit_context(keys: Keys, unit: Unit, memory: Memory, x: jax.Array) -> Context:
+    """The context of a unit, with its part of the PRNG keys of all buckets."""
+    stacked = unit.form == "stacked"
+    numbers = np.array(unit.key_numbers) if stacked else unit.key_numbers[0]
+    selected = jax.tree.map(lambda key: key[numbers], keys)
     return Context(
         _noise.beyond(selected, unit.start),
         memory,
-        shape=shape,
+        shape=x.shape[1:] if stacked else x.shape,
         statistics_size=unit.statistics_size,
     )
 
@@ -281,7 +280,7 @@ def coded_mean(
       exchange: The function from units to their means.
       options: The options of the aggregator.
       diagnosed: The codecs whose diagnostics `codec.diagnose` combines. Default: only `codec`.
-      redraws: Whether coins change in each step. Otherwise all steps use those of the first step.
+      redraws: Whether PRNG keys change in each step. Otherwise all steps use those of the first.
       weighted: Whether `update` accepts `weight=`: not if the result is no mean.
       stack: The codec of a stack of leaves, if the exchange accepts parts that are stacks.
       resize: The memory of a unit for another number of workers, if it is not the mean over
@@ -367,15 +366,15 @@ def coded_mean(
         if remembers:
             require_last_stage(outer_axes, axis_name)
         all_axes = (*shard_axes, *outer_axes, *axes)
-        coins = _noise.coins_of_units(
+        keys = _noise.keys_of_units(
             _noise.placed_key(state.key, axis_name, updates),
             state.step if redraws else jnp.zeros_like(state.step),
-            1 + max([max(unit.coins) for unit in units]),
+            1 + max([max(unit.key_numbers) for unit in units]),
             _axis.index(all_axes),
         )
         filled = [number for number, x in enumerate(arrays) if x.size]
         parts = [
-            Part(codec_for(unit), unit_context(coins, unit, memory, x), x, unit)
+            Part(codec_for(unit), unit_context(keys, unit, memory, x), x, unit)
             for unit, memory, x in zip(units, memories, arrays, strict=True)
             if x.size
         ]

@@ -17,16 +17,16 @@ from jaxcomm.compression.quantizers import signs
 from jaxcomm.compression.quantizers._signs import SignsPayload
 
 
-def _elect(axis_name: AxisName, rows: jax.Array, coins: jax.Array) -> jax.Array:
-    """The majority of each bit over workers, uint32[workers, words]; coins break ties."""
+def _elect(axis_name: AxisName, rows: jax.Array, random_bits: jax.Array) -> jax.Array:
+    """The majority of each bit over workers, uint32[workers, words]; random bits break ties."""
     workers, width = rows.shape
     received = jax.vmap(lambda row: _bits.unpack_bits(row, _bits.WORD * width))(
         _collectives.exchange(rows, axis_name)
     )
     votes = jnp.sum(received, axis=0, dtype=jnp.uint32)
     tie = _bits.pack_bits(2 * votes == workers)
-    own_coins = coins[_axis.index(axis_name)]
-    return _collectives.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_coins), axis_name)
+    own_bits = random_bits[_axis.index(axis_name)]
+    return _collectives.gather(_bits.pack_bits(2 * votes > workers) | (tie & own_bits), axis_name)
 
 
 @checked
@@ -41,13 +41,13 @@ def majority_vote(
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i), \qquad
               P(\operatorname{sgn}(0) = 1) = \tfrac{1}{2}
 
-    If the votes of an even number of workers tie, a shared coin decides. For a zero, each worker
-    votes with a private coin, so that zeros do not outvote the workers with a sign. For noise of
-    mean 0 the vote is 0 on average, for any number of workers. The vote is not a mean, and it is
-    biased: magnitudes are lost, so the learning rate alone determines the length of the step. One
-    bit cannot encode 0, so a coordinate that is 0 on all workers moves too. It takes a random walk,
-    up or down with probability 1/2 each. After :math:`T` steps it is about :math:`\sqrt T` step
-    lengths away. Mask coordinates that must not move with `optax.masked`.
+    If the votes of an even number of workers tie, a shared random bit decides. For a zero, each
+    worker votes with a private random bit, so that zeros do not outvote the workers with a sign.
+    For noise of mean 0 the vote is 0 on average, for any number of workers. The vote is not a mean,
+    and it is biased: magnitudes are lost, so the learning rate alone determines the length of the
+    step. One bit cannot encode 0, so a coordinate that is 0 on all workers moves too. It takes a
+    random walk, up or down with probability 1/2 each. After :math:`T` steps it is about
+    :math:`\sqrt T` step lengths away. Mask coordinates that must not move with `optax.masked`.
 
     Each of :math:`n` workers counts the votes for one :math:`n`-th of the :math:`d` coordinates,
     and all workers gather the results, with one bit per coordinate in both directions. A worker
@@ -63,7 +63,7 @@ def majority_vote(
         :func:`jaxcomm.compression.quantizers.signs`, the default. Its memory is each worker's own:
         with `momentum(signs())` of `jaxcomm.compression.feedback`, workers vote with their
         momentum, which is :func:`jaxcomm.signum`.
-      seed: Seed of the coins; may be traced.
+      seed: Seed of the random bits; may be traced.
 
     Returns:
       A transformation to place before the optimizer. Its state is that of every aggregator with a
@@ -91,8 +91,8 @@ def majority_vote(
       Bernstein et al., `signSGD: Compressed Optimisation for Non-Convex Problems
       <https://arxiv.org/abs/1802.04434>`_, 2018.
 
-    Differs from the paper: each worker counts the votes of its part, and there is no server. Coins
-    decide zeros and ties; the paper's sign leaves them at 0, which one bit cannot encode.
+    Differs from the paper: each worker counts the votes of its part, and there is no server. Random
+    bits decide zeros and ties; the paper's sign leaves them at 0, which one bit cannot encode.
     """
 
     sign = signs() if codec is None else codec
@@ -105,11 +105,13 @@ def majority_vote(
         encoded = [sign.encode(part.context, part.x) for part in parts]
         # The bits of all units are concatenated: one message in each direction.
         rows = [to_rows(payload.bits, workers) for payload, _ in encoded]
-        coins = [
-            to_rows(_noise.bits(part.context.coins.public, payload.bits.shape), workers)
+        random_bits = [
+            to_rows(_noise.bits(part.context.keys.shared, payload.bits.shape), workers)
             for part, (payload, _) in zip(parts, encoded, strict=True)
         ]
-        elected = _elect(axis_name, *(jnp.concatenate(each, axis=1) for each in (rows, coins)))
+        elected = _elect(
+            axis_name, *(jnp.concatenate(each, axis=1) for each in (rows, random_bits))
+        )
         ends = list(itertools.accumulate(row.shape[1] for row in rows))
         results = []
         for part, (payload, memory), bits in zip(

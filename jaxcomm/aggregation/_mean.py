@@ -46,11 +46,11 @@ def _exchanged(
 ) -> list[jax.Array]:
     """The means of the vectors, in two collectives; weights travel beside the rows."""
     workers = _axis.size(axis_name)
-    rows = [_ROWS.apart(x, workers) for x in vectors]
+    rows = [_ROWS.split(x, workers) for x in vectors]
     sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
     received, weights = exchange_rows(sent, axis_name)
     gathered = gather_contents([mean_of_rows(x, weights) for x in received], axis_name)
-    return [_ROWS.together(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
+    return [_ROWS.join(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
 
 
 def narrow_mean(

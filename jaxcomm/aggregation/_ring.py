@@ -14,9 +14,9 @@ from jaxcomm._collectives import Message, to_message
 from jaxcomm._contract import (
     AxisName,
     Codec,
-    Coins,
     Context,
     Diagnostics,
+    Keys,
     Memory,
     PyTree,
     mean_is_update,
@@ -218,11 +218,11 @@ def recursive_doubling_mean(
         )
 
     def contexts_of(part: Part, number: int, leader: jax.Array | int) -> Context:
-        """The context of a round; workers with the same sum have the same coins."""
-        public, drawn = jax.random.split(jax.random.fold_in(part.context.coins.public, number))
-        coins = Coins(public, jax.random.fold_in(drawn, leader))
+        """The context of a round; workers with the same sum have the same keys."""
+        shared, drawn = jax.random.split(jax.random.fold_in(part.context.keys.shared, number))
+        keys = Keys(shared, jax.random.fold_in(drawn, leader))
         memory = Memory(part.context.memory.own[number], ())
-        return Context(coins, memory, shape=part.x.shape)
+        return Context(keys, memory, shape=part.x.shape)
 
     def exchange(parts: list[Part]) -> Exchanged:
         rounds, doubling, codecs = plan()

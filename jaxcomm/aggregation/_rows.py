@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomm import _axis
 from jaxcomm._collectives import exchange_rows, gather_contents
-from jaxcomm._contract import AxisName, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._contract import AxisName, Codec, Context, Keys, Memory, PyTree
 from jaxcomm._resize import mean_over_workers
 from jaxcomm.aggregation._all_gather import decode_local, decoded_mean, encode_local
 from jaxcomm.aggregation._exchange import Part
@@ -55,8 +55,8 @@ def to_block_rows(x: jax.Array, workers: int) -> jax.Array:
 class RowCut(NamedTuple):
     """The functions that split an array into rows and join them again."""
 
-    apart: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
-    together: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
+    split: Callable[[jax.Array, int], jax.Array]  # (x, workers) -> [workers, ...]
+    join: Callable[[jax.Array, tuple[int, ...]], jax.Array]  # (rows, shape) -> x
 
 
 ROW_CUTS: dict[str, RowCut] = {
@@ -86,18 +86,18 @@ def without_padding(part: jax.Array, me: jax.Array, size: int, workers: int) -> 
     return jnp.where(position < jnp.asarray(filled)[me], part, jnp.zeros((), part.dtype))
 
 
-def coins_of_rows(units: Sequence[Coins], workers: int) -> list[Coins]:
-    """Independent coins for each row of each unit, key[workers, ...]; a stack has several keys."""
+def keys_of_rows(units: Sequence[Keys], workers: int) -> list[Keys]:
+    """Independent keys for each row of each unit, key[workers, ...]; a stack has several keys."""
     split = _of_all_keys(units, lambda key: jax.random.split(key, workers))
     return jax.tree.map(lambda keys: jnp.moveaxis(keys, -1, 0), split)
 
 
-def coins_of_means(units: Sequence[Coins], workers: int) -> list[Coins]:
-    """Coins for the mean of each unit, key[...], independent of those of its rows."""
+def keys_of_means(units: Sequence[Keys], workers: int) -> list[Keys]:
+    """Keys for the mean of each unit, key[...], independent of those of its rows."""
     return _of_all_keys(units, lambda key: jax.random.fold_in(key, workers))
 
 
-def _of_all_keys(units: Sequence[Coins], function: Callable[[jax.Array], jax.Array]) -> list[Coins]:
+def _of_all_keys(units: Sequence[Keys], function: Callable[[jax.Array], jax.Array]) -> list[Keys]:
     """Threefry is called once for all units: a call takes longer to compile than a small unit."""
 
     def of(keys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -109,15 +109,15 @@ def _of_all_keys(units: Sequence[Coins], function: Callable[[jax.Array], jax.Arr
 
     if not units:
         return []
-    public, private = zip(*units, strict=True)
-    return [*map(Coins, of(public), of(private))]
+    shared, private = zip(*units, strict=True)
+    return [*map(Keys, of(shared), of(private))]
 
 
 def mean_of_owned(
     codec: Codec, me: jax.Array, context: Context, content: PyTree, shape: tuple[int, ...]
 ) -> jax.Array:
     """The mean of the received payloads of row `me`, float32; `context` is that of all rows."""
-    # All senders encoded this worker's row with the public coin of that row.
+    # All senders encoded this worker's row with the shared key of that row.
     mine = jax.tree.map(lambda x: x[me], context.replace(memory=Memory()))
 
     def from_sender(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -137,22 +137,22 @@ def mean_of_owned(
 
 
 def decode_rows(codec: Codec, context: Context, content: PyTree) -> jax.Array:
-    """Decodes the rows of all workers, whose public coins are that of `context`."""
+    """Decodes the rows of all workers, whose shared keys are that of `context`."""
     rows: jax.Array = jax.vmap(functools.partial(decode_local, codec, context))(content)
     return rows
 
 
-def _encoded(parts: list[Part], coins: list[Coins], *, of_rows: bool) -> list[Part]:
+def _encoded(parts: list[Part], keys: list[Keys], *, of_rows: bool) -> list[Part]:
     """The parts with payloads, and the memory after them; a stack has several keys."""
 
-    def encoded(part: Part, own: Coins) -> Part:
-        context = Context(own, part.context.memory, shape=part.x.shape[own.public.ndim :])
+    def encoded(part: Part, own: Keys) -> Part:
+        context = Context(own, part.context.memory, shape=part.x.shape[own.shared.ndim :])
         encode = functools.partial(encode_local, part.codec)
         content, memory = (jax.vmap(encode) if of_rows else encode)(context, part.x)
         context = context.replace(statistics=content[1])
         return part._replace(payload=content, context=context, memory=memory)
 
-    return [*map(encoded, parts, coins)]
+    return [*map(encoded, parts, keys)]
 
 
 def push_rows(
@@ -163,15 +163,15 @@ def push_rows(
     Args:
       axis_name: The axis of the owners.
       parts: Rows `[workers, ...]` with the codec of a row, which for a stack is `stacked`, and the
-        coins of the unit.
+        keys of the unit.
       beside: What travels in the same message, leaves `[workers, ...]`.
 
     Returns:
       The parts, whose `mean` is that of the row that this worker owns; and what came beside.
     """
     workers, me = _axis.size(axis_name), _axis.index(axis_name)
-    coins = coins_of_rows([part.context.coins for part in parts], workers)
-    parts = _encoded(parts, coins, of_rows=True)
+    keys = keys_of_rows([part.context.keys for part in parts], workers)
+    parts = _encoded(parts, keys, of_rows=True)
     received, beside = exchange_rows(([part.payload for part in parts], beside), axis_name)
     means = [
         mean_of_owned(part.codec, me, part.context, content, part.x.shape[1:])
@@ -188,7 +188,7 @@ def pull_rows(
     Returns:
       The parts, whose `mean` has the rows of all workers, and what came beside; `[workers, ...]`.
     """
-    parts = _encoded(parts, [part.context.coins for part in parts], of_rows=False)
+    parts = _encoded(parts, [part.context.keys for part in parts], of_rows=False)
     gathered, beside = gather_contents(([part.payload for part in parts], beside), axis_name)
     rows = [
         decode_rows(part.codec, part.context, content)

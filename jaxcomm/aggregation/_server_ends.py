@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxcomm import _axis, _units
 from jaxcomm._collectives import exchange_rows, gather_contents
-from jaxcomm._contract import AxisName, Codec, Coins, Memory, PyTree
+from jaxcomm._contract import AxisName, Codec, Keys, Memory, PyTree
 from jaxcomm._units import LARGE, Scope, Unit
 from jaxcomm.aggregation._all_gather import local_memory
 from jaxcomm.aggregation._coded import (
@@ -65,7 +65,7 @@ class End:
     Attributes:
       axis_name: The axis of the owners.
       codec: The codec of a unit of one worker's slices. Without, values travel in their dtypes, and
-        there are neither memory nor coins.
+        there are neither memory nor PRNG keys.
       scope: Which leaves form a unit. Default: the `scope` of the codec.
       bucket_bytes: The maximum size of a unit of several leaves, in float32 bytes.
       of_rows: Whether units are rows of all workers, which are pushed, each with separate memory.
@@ -86,11 +86,11 @@ class End:
     def _cut(self, rows: PyTree) -> list[jax.Array]:
         return jax.vmap(lambda slices: self._divide(slices).arrays)(rows)
 
-    def coins(self, slices: PyTree) -> int:
-        """The number of coins that the units of slices take."""
+    def key_count(self, slices: PyTree) -> int:
+        """The number of PRNG keys for the units of slices."""
         if self.codec is None:
             return 0
-        return 1 + max(max(unit.coins) for unit in self._divide(slices).units)
+        return 1 + max(max(unit.key_numbers) for unit in self._divide(slices).units)
 
     def _codec_of(self, unit: Unit) -> Codec:
         assert self.codec is not None
@@ -116,14 +116,14 @@ class End:
         exchange: Callable[..., tuple[list[Part], PyTree]],
         units: list[Unit],
         arrays: list[jax.Array],
-        coins: Coins,
+        keys: Keys,
         memory: list[PyTree],
         flags: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array, list[PyTree]]:
         """The results of an exchange, which gets the units that are not empty."""
         before = restore_memories(self._codec_of, units, arrays, memory, [()] * len(units))
         parts = [
-            Part(self._codec_of(unit), unit_context(coins, unit, own, x), x, unit, own, x)
+            Part(self._codec_of(unit), unit_context(keys, unit, own, x), x, unit, own, x)
             for unit, own, x in zip(units, before, arrays, strict=True)
         ]
         filled = [number for number, x in enumerate(arrays) if x.size]
@@ -136,7 +136,7 @@ class End:
     def push(
         self,
         rows: PyTree,
-        coins: Coins,
+        keys: Keys,
         memory: list[PyTree],
         weight: jax.Array | float | None = None,
     ) -> Moved:
@@ -151,7 +151,7 @@ class End:
                 arrays = [*map(weigh(self.axis_name, weight, arrays), arrays)]
             flags = to_each(_flag(leaves_finite(arrays)))
             means, finite, after = self._through(
-                push_rows, split.units, arrays, coins, memory, flags
+                push_rows, split.units, arrays, keys, memory, flags
             )
             return Moved(split.join(means), finite, after)
         finite = leaves_finite(rows)
@@ -162,14 +162,14 @@ class End:
         means = jax.tree.map(lambda x: mean_of_rows(x, weights), received)
         return Moved(means, jnp.all(flags == 0), [])
 
-    def pull(self, slices: PyTree, coins: Coins, memory: list[PyTree], finite: jax.Array) -> Moved:
+    def pull(self, slices: PyTree, keys: Keys, memory: list[PyTree], finite: jax.Array) -> Moved:
         """Sends this worker's slices to all workers, and whether they are finite."""
         if self.codec is None:
             rows, flags = gather_contents((slices, _flag(finite)), self.axis_name)
             return Moved(rows, jnp.all(flags == 0), [])
         arrays, units, join = self._divide(slices)
         gathered, finite, after = self._through(
-            pull_rows, units, arrays, coins, memory, _flag(finite)
+            pull_rows, units, arrays, keys, memory, _flag(finite)
         )
         workers = _axis.size(self.axis_name)
         whole = [x if x.size else jnp.zeros((workers, *x.shape), x.dtype) for x in gathered]

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
 from jaxcomm._axis import require_shards
-from jaxcomm._contract import Aggregator, AxisName, Codec, Coins, PerWorker, PyTree, require_state
+from jaxcomm._contract import Aggregator, AxisName, Codec, Keys, PerWorker, PyTree, require_state
 from jaxcomm._require import AboveZero, checked, own_weight, weight_dtype
 from jaxcomm._resize import resized_by
 from jaxcomm._units import Scope, explicit_spec, require_floating, resharded
@@ -265,26 +265,26 @@ def sharded_server(
             )
             result = jax.tree.map(lambda u, x: jnp.zeros(x.shape, u.dtype), slices, updates)
             return result, state._replace(step=state.step + 1, inner=mark_some(after, own))
-        first = push_end.coins(slices_of(updates))
-        units = first + pull_end.coins(slices_of(updates))
+        first = push_end.key_count(slices_of(updates))
+        units = first + pull_end.key_count(slices_of(updates))
         place = _noise.placed_key(state.key, axis_name, updates)
-        coins = _noise.coins_of_units(place, state.step, max(units, 1), me)
-        push_coins = Coins(*(keys[:first] for keys in coins))
-        pull_coins = Coins(*(keys[first:] for keys in coins))
+        keys = _noise.keys_of_units(place, state.step, max(units, 1), me)
+        push_keys = Keys(*(key[:first] for key in keys))
+        pull_keys = Keys(*(key[first:] for key in keys))
 
         def padded_with_zeros(slices: PyTree) -> PyTree:
             return jax.tree.map(
                 lambda x, update: without_padding(x, me, update.size, workers), slices, updates
             )
 
-        pushed = push_end.push(rows_of(updates), push_coins, push_memory, weight)
+        pushed = push_end.push(rows_of(updates), push_keys, push_memory, weight)
         means = lax.optimization_barrier(padded_with_zeros(pushed.tree))
         if max_norm is not None:
             means = _clip_slices(axis_name, means, max_norm)
         slices, after = inner.update(means, before, slices_of(params), **extra_args)
         slices = padded_with_zeros(slices)
         finite = pushed.finite & leaves_finite((means, slices))
-        pulled = pull_end.pull(slices, pull_coins, pull_memory, finite)
+        pulled = pull_end.pull(slices, pull_keys, pull_memory, finite)
 
         def joined(x: jax.Array, update: jax.Array, spec: PartitionSpec) -> jax.Array:
             result = jnp.where(pulled.finite, from_rows(x, update.shape), jnp.nan)

@@ -11,9 +11,9 @@ from jaxcomm import _axis
 from jaxcomm._contract import (
     AxisName,
     Codec,
-    Coins,
     Context,
     Diagnostics,
+    Keys,
     Memory,
     PyTree,
     mean_is_update,
@@ -39,7 +39,7 @@ from jaxcomm.aggregation._rows import (
     ROW_CUTS,
     RowCut,
     RowOwnership,
-    coins_of_means,
+    keys_of_means,
     pull_rows,
     push_rows,
     recut_memory,
@@ -77,19 +77,19 @@ def _codec_of_units(axis_name: AxisName, cut: RowCut, codec: Codec, mean_codec: 
             for each in (codec, mean_codec)
         ):
             return Memory(TwoStageMemory((), ()))
-        rows = cut.apart(x, _axis.size(axis_name))
+        rows = cut.split(x, _axis.size(axis_name))
         return Memory(TwoStageMemory(jax.vmap(codec.init)(rows).own, mean_codec.init(rows[0]).own))
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         stages, workers = after.report, _axis.size(axis_name)
-        rows = diagnose_each(codec.diagnose, stages.rows, cut.apart(x, workers), stages.rows_after)
+        rows = diagnose_each(codec.diagnose, stages.rows, cut.split(x, workers), stages.rows_after)
         mean = mean_codec.diagnose(stages.mean, stages.owned, stages.mean_after)
         # A worker sends n rows but owns one mean; the factor weights both stages equally.
         mean_ratios = {name: (workers * a, workers * b) for name, (a, b) in mean.ratios.items()}
         common = rows.errors.keys() & mean.errors.keys()
         averages = {name: (rows.errors[name] + mean.errors[name]) / 2 for name in common}
         return Diagnostics(
-            cut.together(rows.target, x.shape),
+            cut.join(rows.target, x.shape),
             add_by_name([rows.totals, mean.totals]),
             add_by_name([rows.ratios, mean_ratios]),
             rows.errors | mean.errors | averages,
@@ -107,8 +107,8 @@ def _codec_of_units(axis_name: AxisName, cut: RowCut, codec: Codec, mean_codec: 
 def _of_stack(cut: RowCut) -> RowCut:
     """The cut of each leaf of a stack `[leaves, ...]`, into rows `[workers, leaves, ...]`."""
     return RowCut(
-        lambda x, workers: jax.vmap(lambda leaf: cut.apart(leaf, workers), out_axes=1)(x),
-        lambda rows, shape: jax.vmap(lambda leaf: cut.together(leaf, shape[1:]), 1)(rows),
+        lambda x, workers: jax.vmap(lambda leaf: cut.split(leaf, workers), out_axes=1)(x),
+        lambda rows, shape: jax.vmap(lambda leaf: cut.join(leaf, shape[1:]), 1)(rows),
     )
 
 
@@ -188,20 +188,20 @@ def two_stage_mean(
 
             return codec.replace(decode=decode) if exposes else codec
 
-        def started(part: Part, codec: Codec, coins: Coins, memory: PyTree, x: jax.Array) -> Part:
-            return part._replace(codec=codec, context=Context(coins, Memory(memory)), x=x)
+        def started(part: Part, codec: Codec, keys: Keys, memory: PyTree, x: jax.Array) -> Part:
+            return part._replace(codec=codec, context=Context(keys, Memory(memory)), x=x)
 
         def to_push(part: Part) -> Part:
             cut, codec, _ = kind_of(part.unit)
-            rows, memory = cut.apart(part.x, workers), part.context.memory.own.sent
-            return started(part, codec, part.context.coins, memory, rows)
+            rows, memory = cut.split(part.x, workers), part.context.memory.own.sent
+            return started(part, codec, part.context.keys, memory, rows)
 
-        def to_pull(first: Part, part: Part, coins: Coins) -> Part:
+        def to_pull(first: Part, part: Part, keys: Keys) -> Part:
             codec = exposed(kind_of(part.unit)[2])
-            return started(first, codec, coins, part.context.memory.own.mean, first.mean)
+            return started(first, codec, keys, part.context.memory.own.mean, first.mean)
 
         def joined(part: Part, rows: jax.Array) -> jax.Array:
-            return kind_of(part.unit)[0].together(rows, part.x.shape)
+            return kind_of(part.unit)[0].join(rows, part.x.shape)
 
         def after(first: Part, second: Part) -> Memory:
             report = _Stages(first.context, first.memory, second.context, second.memory, second.x)
@@ -212,8 +212,8 @@ def two_stage_mean(
             return joined(part, decode(first.context, first.payload))
 
         firsts, _ = push_rows(axis_name, [*map(to_push, parts)])
-        coins = coins_of_means([part.context.coins for part in parts], workers)
-        seconds, _ = pull_rows(axis_name, [*map(to_pull, firsts, parts, coins)])
+        keys = keys_of_means([part.context.keys for part in parts], workers)
+        seconds, _ = pull_rows(axis_name, [*map(to_pull, firsts, parts, keys)])
         means = [joined(part, second.mean) for part, second in zip(parts, seconds, strict=True)]
         if codec.drop_overflow is not None:  # The codec of the mean may not preserve NaN.
             means = nan_unless_all_fit(axis_name, [second.x for second in seconds], means)
@@ -232,8 +232,8 @@ def two_stage_mean(
 
         def stage(before: PyTree, after: PyTree, *, of_rows: bool) -> PyTree:
             return recut_memory(
-                lambda whole, workers: [cut.apart(whole, workers)],
-                lambda rows, workers: cut.together(rows[0], shape),
+                lambda whole, workers: [cut.split(whole, workers)],
+                lambda rows, workers: cut.join(rows[0], shape),
                 jnp.zeros(shape),
                 [before],
                 [after],

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
 from jaxcomm._collectives import gather_contents
-from jaxcomm._contract import AxisName, Codec, Coins, PyTree
+from jaxcomm._contract import AxisName, Codec, Keys, PyTree
 from jaxcomm._mesh import axes_in
 from jaxcomm._require import checked
 from jaxcomm._units import Scope, require_floating
@@ -30,20 +30,20 @@ def _or_nan(moved: Moved) -> PyTree:
 
 def _start(
     end: End, tree: PyTree, slices: PyTree, key: Any, workers: AxisName
-) -> tuple[Coins, list[PyTree]]:
-    """The coins of an end, independent of those of all other workers, and its empty memory."""
+) -> tuple[Keys, list[PyTree]]:
+    """The PRNG keys of an end, independent of those of all other workers, and its empty memory."""
     if end.codec is None:
-        return Coins(key, key), []
+        return Keys(key, key), []
     if jax.tree.leaves(jax.eval_shape(end.codec.init, jnp.zeros(1))):
         raise ValueError(
             "`weight_gather` takes codecs without memory: a loss has no state; see `sharded_server`"
         )
     # `key` is placed by the paths of the leaves, and the same place again would undo that.
     place = _noise.placed_key(key, ("level", *_axis.names(end.axis_name)), ())
-    coins = _noise.coins_of_units(
-        place, jnp.uint32(end.of_rows), end.coins(slices), _axis.index(workers)
+    keys = _noise.keys_of_units(
+        place, jnp.uint32(end.of_rows), end.key_count(slices), _axis.index(workers)
     )
-    return coins, end.init(tree)
+    return keys, end.init(tree)
 
 
 def _only_once(function: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:

@@ -272,21 +272,21 @@ BINARY = [
 ]  # fmt: skip
 
 CODED = [
-    gathered("elias", "jaxcomm.all_gather_mean(elias(dither(levels=s), room=3.5))",
-        lambda size: elias(dither(levels=7), room=3.5), claim="unbiased",
+    gathered("elias", "jaxcomm.all_gather_mean(elias(dither(levels=s), capacity=3.5))",
+        lambda size: elias(dither(levels=7), capacity=3.5), claim="unbiased",
         error=OWN_NORM, bytes="(n-1) r d/8", letters={"r": 3.5 + 1 / 64, "s": 7},
         paper="Alistarh et al. 2017"),
-    gathered("rans", "jaxcomm.all_gather_mean(rans(dither(levels=s), room=3.5))",
-        lambda size: rans(dither(levels=7), room=3.5), claim="unbiased",
+    gathered("rans", "jaxcomm.all_gather_mean(rans(dither(levels=s), capacity=3.5))",
+        lambda size: rans(dither(levels=7), capacity=3.5), claim="unbiased",
         error=OWN_NORM, bytes="(n-1) (r d/8 + 2 (2 s + 1))",
         letters={"r": 3.5 + 1 / 128, "s": 7}, paper="Suresh et al. 2017"),
     gathered("golomb_rice", 'jaxcomm.all_gather_mean(golomb_rice(dither(levels=1, norm="l2")))',
-        lambda size: golomb_rice(dither(levels=1, norm="l2"), room=size.of(1.5, None)),
+        lambda size: golomb_rice(dither(levels=1, norm="l2"), capacity=size.of(1.5, None)),
         claim="unbiased", error="√d / n²", bytes="(n-1) r d/8", letters={"r": 1.5 + 1 / 64},
         paper="Golomb 1966, Rice and Plaunt 1971"),
     with_feedback("golomb_rice_top_k",
         "jaxcomm.all_gather_mean(error_feedback(golomb_rice(top_k(k=k))))",
-        lambda size: golomb_rice(top_k(ratio=size.ratio), room=size.of(5.0, None)), error="k/d",
+        lambda size: golomb_rice(top_k(ratio=size.ratio), capacity=size.of(5.0, None)), error="k/d",
         bytes="(n-1) k (4 + r/8)", letters={"k": "ratio d", "r": 5 + 1 / 64},
         paper="Sattler et al. 2019"),
 ]  # fmt: skip

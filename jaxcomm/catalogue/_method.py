@@ -44,7 +44,7 @@ class Size(NamedTuple):
       ratio: The fraction of coordinates that a sparse method sends.
       drawn: The fraction that `random_k` draws.
       first: The fraction that is left after the first selection, if there are two.
-      capacity: The nonzero codes that `sparse_global_qsgd` has room for.
+      capacity: The nonzero codes that `sparse_global_qsgd` sends at most.
       threshold: The magnitude that a coordinate must exceed.
       blocks: The blocks of coordinates that take turns.
       rank: The rank of factors.
@@ -53,7 +53,7 @@ class Size(NamedTuple):
       union_density: The largest fraction of nonzero rows in the union over workers.
       granularity: What counts as a row.
       overflow: What becomes of rows that do not fit.
-      sketch_ratio: Cells of a sketch of rows per coordinate that it has room for.
+      sketch_ratio: Cells of a sketch of rows per coordinate of its capacity.
       table_ratio: Cells of any other sketch per coordinate.
     """
 

@@ -10,11 +10,11 @@ from jax import lax
 
 from jaxcomm._contract import (
     Codec,
-    Coins,
     Context,
     Diagnostics,
     Entries,
     Fast,
+    Keys,
     Memory,
     PyTree,
     scattered,
@@ -51,7 +51,7 @@ def diagnose_each(diagnose: Callable[..., Diagnostics], *each: Any) -> Diagnosti
 
 
 def stacked(codec: Codec) -> Codec:
-    r"""Encodes each row of `[rows, *shape]` with separate coins, memory and statistics.
+    r"""Encodes each row of `[rows, *shape]` with separate PRNG keys, memory and statistics.
 
     .. math:: Q(x_1, x_2, \ldots) = (Q(x_1), Q(x_2), \ldots)
 
@@ -119,8 +119,8 @@ def blockwise(codec: Codec, block_size: Positive) -> Codec:
     def within(context: Context) -> Context:
         """The contexts of all blocks, stacked."""
         count = -(-math.prod(context.shape) // block_size)
-        coins = Coins(*(jax.random.split(key, count) for key in context.coins))
-        return context.replace(coins=coins, memory=Memory(), shape=(block_size,))
+        keys = Keys(*(jax.random.split(key, count) for key in context.keys))
+        return context.replace(keys=keys, memory=Memory(), shape=(block_size,))
 
     def init(x: jax.Array) -> Memory:
         return without_memory(codec.init(jnp.zeros(block_size)), "blockwise")

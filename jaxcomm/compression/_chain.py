@@ -12,11 +12,11 @@ from jax import lax
 from jaxcomm._contract import (
     Claims,
     Codec,
-    Coins,
     Context,
     Diagnostics,
     Entries,
     Fast,
+    Keys,
     Memory,
     PyTree,
     no_statistics,
@@ -71,10 +71,10 @@ class ChainPayload(NamedTuple):
     values: PyTree  # the payload of the last codec
 
 
-def _coins(coins: Coins, number: int) -> Coins:
-    """The coins of codec `number`: the public ones must not repeat the draws of another codec."""
-    public = jax.random.fold_in(coins.public, number) if number else coins.public
-    return coins._replace(public=public)
+def _keys_of_codec(keys: Keys, number: int) -> Keys:
+    """The keys of codec `number`: the shared ones must not repeat the draws of another codec."""
+    shared = jax.random.fold_in(keys.shared, number) if number else keys.shared
+    return keys._replace(shared=shared)
 
 
 def _exactly(dtype: jnp.dtype) -> Codec:
@@ -182,8 +182,8 @@ def chain(*codecs: Codec) -> Codec:
         """The coordinates that receivers draw too; `None` if all are left."""
         places = None
         for number, size in enumerate(sizes_of(math.prod(context.shape))[: len(leading)]):
-            public = _coins(context.coins, number).public
-            chosen = leading[number].choose(public, jnp.zeros(size, jnp.float32))
+            shared = _keys_of_codec(context.keys, number).shared
+            chosen = leading[number].choose(shared, jnp.zeros(size, jnp.float32))
             places = chosen if places is None else places[chosen]
         return places
 
@@ -196,7 +196,7 @@ def chain(*codecs: Codec) -> Codec:
             if not selection.drawn:
                 # Otherwise XLA computes it again for each use in the selection.
                 values = lax.optimization_barrier(values)
-            chosen = selection.choose(_coins(context.coins, number).public, values)
+            chosen = selection.choose(_keys_of_codec(context.keys, number).shared, values)
             values = values.at[chosen].get(mode="fill", fill_value=0)
             if number == len(leading):
                 indices = chosen
@@ -207,7 +207,7 @@ def chain(*codecs: Codec) -> Codec:
     def of_values(context: Context, statistics: PyTree) -> Context:
         size = sizes_of(math.prod(context.shape))[-1]
         return context.replace(
-            coins=_coins(context.coins, len(selections)),
+            keys=_keys_of_codec(context.keys, len(selections)),
             statistics=statistics,
             shape=(size,),
             statistics_size=None,
@@ -257,7 +257,7 @@ def chain(*codecs: Codec) -> Codec:
         measured = last.measure(of_values(context, ()), values) if sent else context.statistics
         return last.diagnose(of_values(context, measured), values, after)._replace(target=x)
 
-    combine = combined_with(last.combine, lambda coins: _coins(coins, len(selections)))
+    combine = combined_with(last.combine, lambda keys: _keys_of_codec(keys, len(selections)))
     inner = last
     if sent:  # Workers do not share the statistics.
         inner = last.replace(claims=bounds_at(last.claims, lambda size, workers: (size, 1)))
@@ -352,9 +352,9 @@ def reserved(codec: Codec, spikes: Codec) -> Codec:
 
     def of(context: Context, number: int, statistics: PyTree) -> Context:
         """The context of one of both codecs, which must not draw the same numbers."""
-        coins = Coins(*(jax.random.fold_in(key, 1) for key in context.coins))
+        keys = Keys(*(jax.random.fold_in(key, 1) for key in context.keys))
         return context.replace(
-            coins=coins if number else context.coins,
+            keys=keys if number else context.keys,
             memory=Memory(),
             statistics=statistics,
             workers=1,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _noise
-from jaxcomm._contract import Codec, Coins, Context, Diagnostics, Memory, PyTree
+from jaxcomm._contract import Codec, Context, Diagnostics, Keys, Memory, PyTree
 from jaxcomm._require import checked
 from jaxcomm._resize import Coding, encoded_by
 
@@ -17,16 +17,16 @@ class CompressedArray(NamedTuple):
 
     payload: PyTree
     statistics: PyTree
-    seeds: jax.Array  # uint32[2], the words of the public key with which it was encoded
+    seeds: jax.Array  # uint32[2], the words of the shared key with which it was encoded
     square_norm: jax.Array  # float32[], of what it decodes to, for diagnostics
 
 
-def _coins_of_array(coins: Coins, number: int) -> Coins:
-    """Coins for an array of the memory; the codec itself draws from `coins`."""
+def _keys_of_array(keys: Keys, number: int) -> Keys:
+    """Keys for an array of the memory; the codec itself draws from `keys`."""
     # Both words differ by array: with one equal word, the first coordinates would draw the same.
     words = 0x57_04_ED_00 + number, 0xA5_5A_C3_3C ^ (number * 0x9E_37_79_B1 % 2**32)
     mask = np.array(words, np.uint32)
-    return Coins(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in coins))
+    return Keys(*(_noise.key_of(_noise.seeds(key) ^ mask) for key in keys))
 
 
 @checked
@@ -76,16 +76,16 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         return isinstance(node, CompressedArray)
 
     def context_of(words: jax.Array, private: jax.Array, shape: tuple[int, ...]) -> Context:
-        return Context(Coins(_noise.key_of(words), private), shape=shape)
+        return Context(Keys(_noise.key_of(words), private), shape=shape)
 
     def load(stored: CompressedArray, shape: tuple[int, ...]) -> jax.Array:
         words = stored.seeds
         context = context_of(words, _noise.key_of(words), shape)
         return storage.decode(context.replace(statistics=stored.statistics), stored.payload)
 
-    def store(x: jax.Array, coins: Coins, before: CompressedArray | None) -> CompressedArray:
-        words = _noise.seeds(coins.public)
-        context = context_of(words, coins.private, x.shape)
+    def store(x: jax.Array, keys: Keys, before: CompressedArray | None) -> CompressedArray:
+        words = _noise.seeds(keys.shared)
+        context = context_of(words, keys.private, x.shape)
         wide = x.astype(jnp.float32)
         measured = storage.measure(context, wide)
         payload, _ = storage.encode(context.replace(statistics=measured), wide)
@@ -110,7 +110,7 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         def decode(part: CompressedArray) -> jax.Array:
             axes = part.seeds.ndim - 1
             expected = jax.eval_shape(
-                lambda: store(jnp.zeros(shape), Context.of(jnp.zeros(())).coins, None)
+                lambda: store(jnp.zeros(shape), Context.of(jnp.zeros(())).keys, None)
             )
             found = [x.shape[axes:] for x in jax.tree.leaves(part)]
             if found != [x.shape for x in jax.tree.leaves(expected)]:
@@ -123,16 +123,16 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         @jax.jit
         def encode(x: jax.Array, old: CompressedArray, new: CompressedArray) -> CompressedArray:
             axes = new.seeds.ndim - 2
-            # Public words may differ by row, of which there may be another number now.
+            # Shared words may differ by row, of which there may be another number now.
             words = jnp.broadcast_to(old.seeds.reshape(-1, 2)[0], new.seeds.shape)
             numbers = jnp.arange(new.square_norm.size, dtype=jnp.uint32)
 
             def one(
                 wanted: jax.Array, words: jax.Array, number: jax.Array, before: CompressedArray
             ) -> tuple[jax.Array, CompressedArray]:
-                public = jax.random.fold_in(_noise.key_of(words), 0)
-                coins = Coins(public, jax.random.fold_in(public, number + 1))
-                stored = store(wanted, coins, before)
+                shared = jax.random.fold_in(_noise.key_of(words), 0)
+                keys = Keys(shared, jax.random.fold_in(shared, number + 1))
+                stored = store(wanted, keys, before)
                 return wanted - load(stored, shape), stored
 
             def worker(lost: jax.Array, given: Any) -> tuple[jax.Array, CompressedArray]:
@@ -156,15 +156,13 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
         )
         return memory._replace(own=own)
 
-    def stored(
-        memory: Memory, coins: Coins, shape: tuple[int, ...], before: Memory | None
-    ) -> Memory:
+    def stored(memory: Memory, keys: Keys, shape: tuple[int, ...], before: Memory | None) -> Memory:
         leaves, treedef = jax.tree.flatten(memory.own)
         nodes = [None] * len(leaves)
         if before is not None:
             nodes = jax.tree.leaves(before.own, is_leaf=is_stored)
         kept = [
-            store(x, _coins_of_array(coins, number), old) if is_array_of(x, shape) else x
+            store(x, _keys_of_array(keys, number), old) if is_array_of(x, shape) else x
             for number, (x, old) in enumerate(zip(leaves, nodes, strict=True))
         ]
         if before is None:
@@ -182,21 +180,21 @@ def compressed_memory(codec: Codec, storage: Codec) -> Codec:
                 "`compressed_memory` takes a codec whose memory is each worker's own, such as "
                 "`error_feedback(codec)`; receivers also keep the shifts of `ef21` and `diana`."
             )
-        return stored(memory, Context.of(x).coins, x.shape, None)
+        return stored(memory, Context.of(x).keys, x.shape, None)
 
     def measure(context: Context, x: jax.Array) -> PyTree:
         return codec.measure(inner(context), x)
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
         payload, after = codec.encode(inner(context), x)
-        return payload, stored(after, context.coins, x.shape, context.memory)
+        return payload, stored(after, context.keys, x.shape, context.memory)
 
     def finalize(context: Context, payload: PyTree, mean: jax.Array) -> tuple[jax.Array, Memory]:
         before = inner(context)
         update, after = codec.finalize(before, payload, mean)
         arrays = jax.tree.leaves(before.memory.own), jax.tree.leaves(after.own)
         if any(new is not old for old, new in zip(*arrays, strict=True)):
-            return update, stored(after, context.coins, context.shape, context.memory)
+            return update, stored(after, context.keys, context.shape, context.memory)
         return update, after._replace(own=context.memory.own)  # Not rounded a second time.
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxcomm._contract import Claims, Codec, Coins, Context, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Keys, Memory, PyTree
 from jaxcomm._require import checked
 
 
@@ -31,11 +31,11 @@ def bounds_at(claims: Claims, of: Callable[[int, int], tuple[int, int]]) -> Clai
     )
 
 
-def combined_with(combine: Any, coins_of: Callable[[Coins], Coins]) -> Any:
-    """The `combine` of a wrapper, from that of a codec whose coins are `coins_of(coins)`."""
+def combined_with(combine: Any, keys_of: Callable[[Keys], Keys]) -> Any:
+    """The `combine` of a wrapper, from that of a codec whose keys are `keys_of(keys)`."""
     if not callable(combine):
         return combine
-    return lambda coins, *payloads: combine(coins_of(coins), *payloads)
+    return lambda keys, *payloads: combine(keys_of(keys), *payloads)
 
 
 def require_contraction(codec: Codec, size: int, workers: int, user: str) -> None:

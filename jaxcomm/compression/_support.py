@@ -70,8 +70,8 @@ def nth_set(word: jax.Array, rank: jax.Array) -> jax.Array:
     return position
 
 
-def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -> jax.Array:
-    """The indices of `room` parts whose bits are set, from rank `first` on, int32[room].
+def members(words: jax.Array, first: jax.Array | int, capacity: int, parts: Parts) -> jax.Array:
+    """The indices of `capacity` parts whose bits are set, from rank `first` on, int32[capacity].
 
     Ranks run through the bits of each word, word by word. `parts.number` fills the
     entries without a part, also for ranks below 0.
@@ -79,38 +79,40 @@ def members(words: jax.Array, first: jax.Array | int, room: int, parts: Parts) -
     ones = lax.population_count(words).astype(jnp.int32)
     ends = jnp.cumsum(ones)
     starts = ends - ones
-    here = (ones > 0) & (ends > first) & (starts < first + room)
-    slot = jnp.where(here, jnp.maximum(starts - first, 0), room)
+    here = (ones > 0) & (ends > first) & (starts < first + capacity)
+    slot = jnp.where(here, jnp.maximum(starts - first, 0), capacity)
     index = lax.iota(jnp.int32, words.size)
-    marked = jnp.zeros(room, jnp.int32).at[slot].set(index, mode="drop")
+    marked = jnp.zeros(capacity, jnp.int32).at[slot].set(index, mode="drop")
     word = lax.cummax(_axis.varying_like(marked, (words, first)))
-    rank = first + lax.iota(jnp.int32, room)
+    rank = first + lax.iota(jnp.int32, capacity)
     # Planar: bit j of word i is that of part j words + i.
     part = nth_set(words[word], rank - starts[word]) * words.size + word
     return jnp.where((rank >= 0) & (rank < ends[-1]), part, parts.number)
 
 
-def window(words: jax.Array, public: jax.Array, room: int, parts: Parts) -> jax.Array:
-    """The parts whose bits are set; at most `room`, consecutive ones from a random one."""
-    if not room:
+def window(words: jax.Array, shared: jax.Array, capacity: int, parts: Parts) -> jax.Array:
+    """The parts whose bits are set; at most `capacity`, consecutive ones from a random one."""
+    if not capacity:
         return jnp.zeros(0, jnp.int32)
     total = count(words)
-    drawn = _noise.bits(public, ())
+    drawn = _noise.bits(shared, ())
     start = (drawn % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
-    start = jnp.where(total > room, start, 0)
-    chosen = members(words, start, room, parts)
+    start = jnp.where(total > capacity, start, 0)
+    chosen = members(words, start, capacity, parts)
     # The window wraps from the last part to the first.
-    again = members(words, start - total, room, parts)
-    return jnp.where(chosen < parts.number, chosen, jnp.where(total > room, again, parts.number))
+    again = members(words, start - total, capacity, parts)
+    return jnp.where(
+        chosen < parts.number, chosen, jnp.where(total > capacity, again, parts.number)
+    )
 
 
 def real(chosen: jax.Array, parts: Parts) -> jax.Array:
-    """Which entries of `chosen` name a part, for each of its coordinates, bool[room * width]."""
+    """Which entries of `chosen` name a part, for each of its coordinates, bool[k * width]."""
     return jnp.repeat(chosen < parts.number, parts.width)
 
 
 def coordinates(chosen: jax.Array, parts: Parts) -> jax.Array:
-    """The positions of the chosen parts' coordinates in the flat array, uint32[room * width]."""
+    """The positions of the chosen parts' coordinates in the flat array, uint32[k * width]."""
     start = chosen.astype(jnp.uint32) * jnp.uint32(parts.width)
     return (start[:, None] + lax.iota(jnp.uint32, parts.width)[None]).ravel()
 
@@ -121,7 +123,7 @@ def coordinates_in(words: jax.Array, parts: Parts) -> jax.Array:
 
 
 def take(x: jax.Array, chosen: jax.Array, parts: Parts) -> jax.Array:
-    """The values of the chosen parts, [room * width]; zeros for entries without a part."""
+    """The values of the chosen parts, [k * width]; zeros for entries without a part."""
     return rows_of(x, parts).at[chosen].get(mode="fill", fill_value=0).ravel()
 
 

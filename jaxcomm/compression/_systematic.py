@@ -31,9 +31,9 @@ def round_up(probabilities: jax.Array, x: jax.Array, count: int) -> tuple[jax.Ar
 
 def shrink(codes: jax.Array, count: int) -> jax.Array:
     """The codes, scaled down so that their sum is at most `count`."""
-    room = count * 2 ** digits(count) * (1 - SLACK) - codes.size
+    available = count * 2 ** digits(count) * (1 - SLACK) - codes.size
     total = jnp.sum(codes, dtype=jnp.uint32).astype(jnp.float32)
-    scaled = codes.astype(jnp.float32) * (room / jnp.maximum(total, 1))
+    scaled = codes.astype(jnp.float32) * (available / jnp.maximum(total, 1))
     return jnp.ceil(scaled).astype(jnp.uint32)
 
 

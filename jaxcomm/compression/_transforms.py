@@ -13,11 +13,11 @@ from jax import lax
 from jaxcomm import _noise
 from jaxcomm._contract import (
     Codec,
-    Coins,
     Context,
     Diagnostics,
     Entries,
     Fast,
+    Keys,
     Mapped,
     Memory,
     PyTree,
@@ -59,21 +59,21 @@ def hadamard(x: jax.Array) -> jax.Array:
     return _butterfly(x) * 0.5**0.5 if steps % 2 else x
 
 
-def _signs(public: jax.Array, size: int) -> jax.Array:
+def _signs(shared: jax.Array, size: int) -> jax.Array:
     """Random signs, the same on all workers, float32[size]."""
-    odd = _noise.bits(public, (size,)) & jnp.uint32(1)
+    odd = _noise.bits(shared, (size,)) & jnp.uint32(1)
     return jnp.where(odd == 1, jnp.float32(-1), jnp.float32(1))
 
 
-def _rotate(public: jax.Array, x: jax.Array) -> jax.Array:
+def _rotate(shared: jax.Array, x: jax.Array) -> jax.Array:
     """Pads `x` with zeros and rotates it: float32[padded]."""
     size = _padded(x.size)
-    return hadamard(jnp.pad(x.ravel(), (0, size - x.size)) * _signs(public, size))
+    return hadamard(jnp.pad(x.ravel(), (0, size - x.size)) * _signs(shared, size))
 
 
-def _rotate_back(public: jax.Array, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _rotate_back(shared: jax.Array, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of `_rotate`, without the padding."""
-    return (hadamard(y) * _signs(public, y.size))[: math.prod(shape)].reshape(shape)
+    return (hadamard(y) * _signs(shared, y.size))[: math.prod(shape)].reshape(shape)
 
 
 @checked
@@ -122,33 +122,33 @@ def rotated(codec: Codec) -> Codec:
       <https://arxiv.org/abs/1611.00429>`_, 2017.
     """
 
-    def inner_coins(coins: Coins) -> Coins:
+    def inner_keys(keys: Keys) -> Keys:
         # So that the draws of the codec do not repeat these signs.
-        return coins._replace(public=jax.random.fold_in(coins.public, 0x48D))
+        return keys._replace(shared=jax.random.fold_in(keys.shared, 0x48D))
 
     def inner_context(context: Context) -> Context:
         size = _padded(math.prod(context.shape))
-        return context.replace(coins=inner_coins(context.coins), shape=(size,))
+        return context.replace(keys=inner_keys(context.keys), shape=(size,))
 
     def init(x: jax.Array) -> Memory:
         return without_memory(codec.init(jnp.zeros(_padded(x.size))), "rotated")
 
     def measure(context: Context, x: jax.Array) -> PyTree:
-        return codec.measure(inner_context(context), _rotate(context.coins.public, x))
+        return codec.measure(inner_context(context), _rotate(context.keys.shared, x))
 
     def encode(context: Context, x: jax.Array) -> tuple[PyTree, Memory]:
-        return codec.encode(inner_context(context), _rotate(context.coins.public, x))
+        return codec.encode(inner_context(context), _rotate(context.keys.shared, x))
 
     def decode(context: Context, payload: PyTree) -> jax.Array:
         mean = codec.decode(inner_context(context), payload)
-        return _rotate_back(context.coins.public, mean, context.shape)
+        return _rotate_back(context.keys.shared, mean, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        y = _rotate(context.coins.public, x)
+        y = _rotate(context.keys.shared, x)
         diagnostics = codec.diagnose(inner_context(context), y, after)
         if diagnostics.target is y:  # Rotating `y` back would add rounding errors.
             return diagnostics._replace(target=x)
-        target = _rotate_back(context.coins.public, diagnostics.target, context.shape)
+        target = _rotate_back(context.keys.shared, diagnostics.target, context.shape)
         return diagnostics._replace(target=target)
 
     return codec.replace(
@@ -156,7 +156,7 @@ def rotated(codec: Codec) -> Codec:
         measure=measure,
         encode=encode,
         decode=decode,
-        combine=combined_with(codec.combine, inner_coins),
+        combine=combined_with(codec.combine, inner_keys),
         diagnose=diagnose,
         layout="concatenated",
         claims=bounds_at(codec.claims, lambda size, workers: (_padded(size), workers)),

@@ -34,8 +34,8 @@ def encode(
     """The message of all units, its decoded values, and a function that decodes contents."""
     contexts: list[Context] = []
     contents: list[Any] = []
-    for coins, x in zip(mixing_step.coins, units, strict=True):
-        context, narrow = Context(coins, shape=x.shape), x.astype(jnp.float32)
+    for keys, x in zip(mixing_step.keys, units, strict=True):
+        context, narrow = Context(keys, shape=x.shape), x.astype(jnp.float32)
         statistics = codec.measure(context, narrow)
         payload, _ = codec.encode(context.replace(statistics=statistics), narrow)
         contexts.append(context)

@@ -1,4 +1,4 @@
-"""The transformation that all gossip methods share: units, weights, presence, coins, memory.
+"""The transformation that all gossip methods share: units, weights, presence, PRNG keys, memory.
 
 Methods differ in one function, which computes a worker's change from its parameters, its local
 update and the messages of its neighbors.
@@ -165,8 +165,8 @@ def gossiped(
         flags = None
         if mixing.active:
             # The draw depends on the seed alone: all leaves, and `neighbor_barrier`, use the same.
-            (coin,) = _noise.make_coins(state.key, state.step, 1, me)
-            flags = mixing.active(coin.public, state.step)
+            (keys,) = _noise.keys_per_unit(state.key, state.step, 1, me)
+            flags = mixing.active(keys.shared, state.step)
         placed = _noise.placed_key(state.key, axis_name, params)
         return MixingStep(
             mixing,
@@ -175,7 +175,7 @@ def gossiped(
             flags,
             None if present is None else presence(present, mixing.workers),
             *_dtypes(params),
-            _noise.make_coins(placed, state.step, units, me),
+            _noise.keys_per_unit(placed, state.step, units, me),
             None,
         )
 

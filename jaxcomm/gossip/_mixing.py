@@ -112,7 +112,7 @@ def mixing_matrix(graph: Graph, rule: Rule = "metropolis") -> np.ndarray:
 
 
 Active: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
-"""`(public key[], step uint32[]) -> bool[matrices]`, equal on all workers."""
+"""`(shared key[], step uint32[]) -> bool[matrices]`, equal on all workers."""
 
 
 class Mixing(NamedTuple):

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomm import _axis, _collectives
 from jaxcomm._collectives import Message
-from jaxcomm._contract import AxisName, Coins, PyTree
+from jaxcomm._contract import AxisName, Keys, PyTree
 from jaxcomm._mesh import collective_cond, collective_switch
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._matchings import Round, to_matchings, to_rounds
@@ -62,7 +62,7 @@ class MixingStep(NamedTuple):
     present: jax.Array | None  # bool[n], false for workers that neither send nor receive
     dtype: Any  # the dtype of messages: that of the widest leaf
     wide: Any  # the dtype of mixing: the same, but at least 32 bits
-    coins: list[Coins]  # one per unit
+    keys: list[Keys]  # one per unit
     weight: jax.Array | None  # float32[], of this worker's step; `None` if steps have none
 
     def over_matrices(

@@ -168,14 +168,14 @@ def _supervise(
     """
     slots, restart = [*range(options.processes)], 0
     while True:
-        told = {
+        settings = {
             **given,
             START_TIMEOUT: str(options.start_timeout),
             HEARTBEAT_TIMEOUT: str(options.heartbeat_timeout),
             RUN_DIRECTORY: str(directory),
             RESTARTS: str(restart),
         }
-        environments = environments_of(slots, options.devices_per_process, told)
+        environments = environments_of(slots, options.devices_per_process, settings)
         outcome = run(options.command, environments, signals, options.grace)
         if outcome.code == 0 and (directory / PREEMPTED).exists():
             (directory / PREEMPTED).unlink()

@@ -34,7 +34,7 @@ INTERRUPTED = 130
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
-def _told(environment: Mapping[str, str]) -> dict[str, Any]:
+def _cluster_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     """The cluster that the environment defines, as arguments of JAX; none if JAX must detect it.
 
     JAX reads only the address, and the devices of this process, from the environment.
@@ -167,15 +167,15 @@ def initialize(
         timeout = float(os.environ.get(START_TIMEOUT, DEFAULT_SECONDS))
     if heartbeat_timeout is None:
         heartbeat_timeout = int(os.environ.get(HEARTBEAT_TIMEOUT, DEFAULT_HEARTBEAT))
-    told = _told(os.environ)
-    if told.get("process_id") == 0:
-        _check_port(told["coordinator_bind_address"])
+    cluster = _cluster_settings(os.environ)
+    if cluster.get("process_id") == 0:
+        _check_port(cluster["coordinator_bind_address"])
     # If this is on, JAX receives SIGTERM, and the process does not end.
     jax.config.update("jax_enable_preemption_service", save_on_sigterm)
     who, where = "this process", "the coordinator"
-    if told:
-        who = f"process {told['process_id']} of {told['num_processes']}"
-        where = told["coordinator_address"]
+    if cluster:
+        who = f"process {cluster['process_id']} of {cluster['num_processes']}"
+        where = cluster["coordinator_address"]
     with _exit_after(
         timeout,
         f"{who} could not join all others at {where} within {timeout:g} s: a process has not "
@@ -183,13 +183,13 @@ def initialize(
     ):
         try:
             jax.distributed.initialize(
-                **told,
+                **cluster,
                 initialization_timeout=round(timeout) + MARGIN_SECONDS,
                 heartbeat_timeout_seconds=heartbeat_timeout,
             )
             jax.devices()
         except (RuntimeError, ValueError) as error:
-            if told or isinstance(error, RuntimeError):
+            if cluster or isinstance(error, RuntimeError):
                 raise LaunchError(f"{who} cannot join the others: {_first_line(error)}") from error
             raise LaunchError(
                 "there is no cluster to join: run under Slurm, Open MPI, Kubernetes or on a TPU "
@@ -197,9 +197,10 @@ def initialize(
                 f"{COORDINATOR}, {PROCESSES} and {PROCESS} ({_first_line(error)})"
             ) from error
     sys.excepthook = _exit_hook(sys.excepthook)
-    if told.get("num_processes", jax.process_count()) != jax.process_count():
+    if cluster.get("num_processes", jax.process_count()) != jax.process_count():
         raise LaunchError(
-            f"{who} has joined {jax.process_count()} processes: set {PROCESSES} alike in all."
+            f"{who} has joined {jax.process_count()} processes: set {PROCESSES} to the same value "
+            "in all."
         )
     if only_main_process_prints and jax.process_index():
         # Redirect the file descriptor, since Gloo's C++ code prints too.

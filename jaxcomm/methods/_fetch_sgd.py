@@ -136,8 +136,8 @@ def fetch_sgd(
     def seeded(context: Context, epoch: jax.Array) -> Context:
         """The context with the hashes of an epoch: steps between which they change."""
         place = 2 * epoch + jnp.arange(2, dtype=jnp.uint32)
-        words = _hash.bits(place, *_noise.seeds(context.coins.public))
-        return context.replace(coins=context.coins._replace(public=_noise.key_of(words)))
+        words = _hash.bits(place, *_noise.seeds(context.keys.shared))
+        return context.replace(keys=context.keys._replace(shared=_noise.key_of(words)))
 
     def moved(table: jax.Array, shape: tuple[int, ...], old: Context, new: Context) -> jax.Array:
         """The largest coordinates of a table in one with other hashes."""

@@ -22,13 +22,13 @@ def sign_sgd(
 
     .. math:: v = \operatorname{sgn} \sum_{i=1}^n \operatorname{sgn}(x_i)
 
-    This is :func:`jaxcomm.majority_vote` under its paper's name. Random coins break ties and decide
+    This is :func:`jaxcomm.majority_vote` under its paper's name. Random bits break ties and decide
     the sign of zeros. A worker sends :math:`2 (n-1)/n` times one bit per coordinate. The method is
     biased and has no error feedback, so the error is lost.
 
     Args:
       axis_name: The mesh axis, or axes, of the workers.
-      seed: The seed of the coins; may be traced.
+      seed: The seed of the random bits; may be traced.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`.
@@ -71,7 +71,7 @@ def signum(
     Args:
       axis_name: The mesh axis, or axes, of the workers.
       momentum: :math:`\beta` in [0, 1), a Python float; 0 is :func:`sign_sgd`.
-      seed: The seed of the coins that decide on zeros and ties; may be traced.
+      seed: The seed of the random bits that decide on zeros and ties; may be traced.
 
     Returns:
       A transformation to place before the optimizer, such as `optax.sgd(1e-3)`. Each worker keeps

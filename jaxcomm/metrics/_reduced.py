@@ -145,7 +145,7 @@ def require_stated(aux: PyTree) -> None:
         )
 
 
-def apart(metrics: PyTree) -> tuple[PyTree, PyTree]:
+def separate(metrics: PyTree) -> tuple[PyTree, PyTree]:
     """The means among metrics, and the other metrics, each with None in place of the others."""
 
     def only(wanted: bool) -> PyTree:
@@ -157,7 +157,7 @@ def apart(metrics: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def together(means: PyTree, others: PyTree) -> PyTree:
-    """The inverse of `apart`."""
+    """The inverse of `separate`."""
     return jax.tree.map(
         lambda x, y: y if x is None else x,
         means,
@@ -204,7 +204,7 @@ def added(one: PyTree, other: PyTree) -> PyTree:
 
 def divided(metrics: PyTree, parts: Any) -> PyTree:
     """The metrics of all parts, from those that were `added`: means are divided by `parts`."""
-    means, others = apart(metrics)
+    means, others = separate(metrics)
     return together(jax.tree.map(lambda x: x / parts, means), others)
 
 

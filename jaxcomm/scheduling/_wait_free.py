@@ -135,7 +135,7 @@ class WaitFreeState(NamedTuple):
     layers: tuple[Any, ...]  # one per stack of layers; leaves are [layers, ...]
 
 
-def _with_own_coins(state: PyTree, number: int | jax.Array) -> PyTree:
+def _with_own_keys(state: PyTree, number: int | jax.Array) -> PyTree:
     """The state, whose keys differ from those of other groups: their errors are independent."""
 
     def fold(x: Any) -> Any:
@@ -295,11 +295,11 @@ def wait_free(
         number = 0
         for one, part in zip(aggregator_of_each(held.parts), held.parts, strict=True):
             if len(states) < held.groups:
-                states.append(_with_own_coins(one.init(part), number))
+                states.append(_with_own_keys(one.init(part), number))
                 number += 1
                 continue
             layers = jax.tree.leaves(part)[0].shape[0]
-            each = jax.vmap(lambda layer, i, one=one: _with_own_coins(one.init(layer), i))
+            each = jax.vmap(lambda layer, i, one=one: _with_own_keys(one.init(layer), i))
             states.append(workers_first(each(part, number + jnp.arange(layers))))
             number += layers
         return WaitFreeState(tuple(states[: held.groups]), tuple(states[held.groups :]))

@@ -251,9 +251,9 @@ def redeal(deal: Deal, workers: int) -> Deal:
     return fresh._replace(key=key, left=left)
 
 
-@functools.partial(jax.jit, static_argnames=("room", "workers"))
-def _dealt(deal: Deal, room: int, workers: int) -> tuple[jax.Array, jax.Array]:
-    """`(key, left)` of the new workers, whose `left` has `room` places."""
+@functools.partial(jax.jit, static_argnames=("capacity", "workers"))
+def _dealt(deal: Deal, capacity: int, workers: int) -> tuple[jax.Array, jax.Array]:
+    """`(key, left)` of the new workers, whose `left` has `capacity` places."""
 
     def rest(worker: jax.Array, taken: jax.Array) -> tuple[jax.Array, jax.Array]:
         places = jnp.arange(deal.left.shape[1], dtype=jnp.int32)
@@ -267,7 +267,7 @@ def _dealt(deal: Deal, room: int, workers: int) -> tuple[jax.Array, jax.Array]:
 
     chosen, is_left = (x.ravel() for x in jax.vmap(rest)(_numbers(deal), deal.taken))
     numbers = jnp.where(is_left, chosen, -1)[jnp.argsort(~is_left, stable=True)]
-    dealt = jnp.pad(numbers, (0, max(room - numbers.size, 0)), constant_values=-1)[:room]
+    dealt = jnp.pad(numbers, (0, max(capacity - numbers.size, 0)), constant_values=-1)[:capacity]
     return jax.random.fold_in(deal.key, _NEXT_DEAL), dealt.reshape(-1, workers).T
 
 

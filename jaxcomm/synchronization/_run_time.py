@@ -95,8 +95,8 @@ def neighbor_barrier(
     def barrier(step: jax.Array) -> Barrier:
         active = jnp.asarray(links)
         if resolved.active:
-            (coins,) = _noise.make_coins(key, step, 1, jnp.zeros((), jnp.int32))
-            flags = resolved.active(coins.public, step.astype(jnp.uint32))
+            (keys,) = _noise.keys_per_unit(key, step, 1, jnp.zeros((), jnp.int32))
+            flags = resolved.active(keys.shared, step.astype(jnp.uint32))
             active = active & flags[:, None, None]
         messages = jnp.sum(active, axis=(0, 2), dtype=jnp.int32)
         return Barrier(jnp.any(active, axis=0) | identity, seconds * messages.astype(jnp.float32))

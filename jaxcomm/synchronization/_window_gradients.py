@@ -11,7 +11,7 @@ from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._gradients import LossFn, local_value_and_grad, parts_of_value, same_model_state
 from jaxcomm._mesh import zeros_as
 from jaxcomm._require import require_option
-from jaxcomm.metrics._reduced import added, apart, divided, none_yet, require_stated, together
+from jaxcomm.metrics._reduced import added, divided, none_yet, require_stated, separate, together
 from jaxcomm.synchronization._trees import narrow, wide
 from jaxcomm.synchronization._windows import require_stale_params
 
@@ -100,7 +100,7 @@ def microbatch_gradients(
         folded_key = [] if key is None else [jax.random.fold_in(key, number)]
         value, gradients = local(point, *model_state, batch, *folded_key)
         loss, state, aux = parts_of_value(value, has_model_state, has_aux)
-        means, others = apart((loss, aux))
+        means, others = separate((loss, aux))
         means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
         loss, aux = together(means, others)
         if has_model_state:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm._contract import Claims, Codec, Coins, Context, Layout, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Keys, Layout, Memory, PyTree
 from jaxcomm.testing._law import (
     inputs,
     require_equal,
@@ -48,11 +48,11 @@ class SentPayload(NamedTuple):
 
 
 def context_of(
-    codec: Codec, x: jax.Array, coins: Coins, memory: Memory | None = None, workers: int = 1
+    codec: Codec, x: jax.Array, keys: Keys, memory: Memory | None = None, workers: int = 1
 ) -> Context:
     """Returns the context of one worker with its own statistics, for `encode` and receivers."""
     memory = codec.init(x) if memory is None else memory
-    context = Context(coins, memory, (), workers, 1, x.shape)
+    context = Context(keys, memory, (), workers, 1, x.shape)
     return context.replace(statistics=codec.measure(context, x))
 
 
@@ -64,12 +64,12 @@ def reduce_statistics(kinds: PyTree, measured: PyTree) -> PyTree:
 def send(codec: Codec, x: jax.Array, memories: Memory, key: jax.Array) -> SentPayload:
     """Runs one step of all workers on updates [workers, *shape]."""
     workers, *shape = x.shape
-    public, private = jax.random.split(key)
+    shared, private = jax.random.split(key)
     privates = jax.random.split(private, workers)
     together = workers if codec.combine is not None else 1
 
     def context_with(private: jax.Array, memory: Memory, statistics: PyTree = ()) -> Context:
-        return Context(Coins(public, private), memory, statistics, together, 1, tuple(shape))
+        return Context(Keys(shared, private), memory, statistics, together, 1, tuple(shape))
 
     def measure(private: jax.Array, memory: Memory, x: jax.Array) -> PyTree:
         return codec.measure(context_with(private, memory), x)
@@ -103,20 +103,22 @@ def _decoded(codec: Codec) -> Any:
     return jax.jit(jax.vmap(once, in_axes=(None, 0)))
 
 
-def keys(draws: int, seed: int) -> jax.Array:
+def step_keys(draws: int, seed: int) -> jax.Array:
     """Returns one key per step."""
     return jax.random.split(jax.random.key(seed, impl="threefry2x32"), draws)
 
 
 def sent(codec: Codec, x: np.ndarray, draws: int, seed: int) -> SentPayload:
     """Repeats the first step on updates [workers, *shape]; leaves are [draws, workers, ...]."""
-    result: SentPayload = _draws(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed))
+    result: SentPayload = _draws(codec)(jnp.asarray(x, jnp.float32), step_keys(draws, seed))
     return result
 
 
 def decoded(codec: Codec, x: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Returns the decoded payloads of first steps, [draws, workers, *shape] in float64."""
-    return np.asarray(_decoded(codec)(jnp.asarray(x, jnp.float32), keys(draws, seed)), np.float64)
+    return np.asarray(
+        _decoded(codec)(jnp.asarray(x, jnp.float32), step_keys(draws, seed)), np.float64
+    )
 
 
 PAYLOAD, STATISTICS, DECODED, MEMORY = "payload", "statistics", "decoded", "memory types"
@@ -179,11 +181,11 @@ def require_form(codec: Codec, *, size: int, workers: int) -> None:
 def _require_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
     what = f"for an array of shape {list(shape)}"
 
-    def step(x: jax.Array, coins: Coins) -> tuple[Any, ...]:
+    def step(x: jax.Array, keys: Keys) -> tuple[Any, ...]:
         memory = codec.init(x)
         require_law(isinstance(memory, Memory), MEMORY, f"`init` returns {type(memory)!r}.")
         together = workers if codec.combine is not None else 1
-        context = Context(coins, memory, (), together, 1, x.shape)
+        context = Context(keys, memory, (), together, 1, x.shape)
         measured = codec.measure(context, x)
         _require_statistics(codec, measured, f"`measure` {what}")
         context = context.replace(statistics=measured)
@@ -204,7 +206,7 @@ def _require_shape(codec: Codec, shape: tuple[int, ...], workers: int) -> None:
 
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     x = jax.ShapeDtypeStruct(shape, "float32")
-    before, after, final = jax.eval_shape(step, x, Coins(key, key))
+    before, after, final = jax.eval_shape(step, x, Keys(key, key))
     require_types(MEMORY, after, before, f"the memory after `encode` {what}, at ")
     require_types(MEMORY, final, before, f"the memory after `finalize` {what}, at ")
 
@@ -216,7 +218,7 @@ def _decode_received(codec: Codec, context: Context, payload: PyTree) -> jax.Arr
         return codec.decode(context.received(context.count), payload)
     except Exception as error:
         raise AssertionError(
-            f"law {RECEIVERS!r}: with only the public coin and without memory, `decode` raises "
+            f"law {RECEIVERS!r}: with only the shared key and without memory, `decode` raises "
             f"{error!r}."
         ) from error
 
@@ -282,7 +284,7 @@ def _combine(codec: Codec, step: SentPayload) -> tuple[PyTree, jax.Array]:
         return None, step.decoded.mean(axis=0)
     first: Context = jax.tree.map(lambda leaf: leaf[0], step.contexts)
     if callable(codec.combine):
-        total = _merge(functools.partial(codec.combine, first.coins), step.payloads)
+        total = _merge(functools.partial(codec.combine, first.keys), step.payloads)
     else:
         total = jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=leaf.dtype), step.payloads)
     return total, codec.decode(first.received(workers), total)
@@ -311,7 +313,7 @@ def require_memory(codec: Codec, *, size: int, workers: int, seed: int) -> None:
 
     x = jnp.asarray(inputs(size, workers)["normal"], jnp.float32)
     memories = jax.vmap(codec.init)(x)
-    for number, key in enumerate(keys(STEPS, seed)):
+    for number, key in enumerate(step_keys(STEPS, seed)):
         what = f"in step {number} with {workers} workers, at "
         after, updates, final = advance(x, memories, key)
         require_equal(
@@ -355,23 +357,23 @@ def require_sums(
         require_equal(SUMS, np.where(near, expected, together), expected, what)
 
 
-COINS, JIT, VMAP, ENTRIES = "same coins", "jit", "vmap", "entries"
+KEYS, JIT, VMAP, ENTRIES = "same keys", "jit", "vmap", "entries"
 NEAR = 1e-5  # The tolerance for floats that compilers round in a different order.
 
 
 def require_exposed(codec: Codec, *, size: int, seed: int) -> None:
     """Checks which results show a NaN, as `fast.exposes_nonfinite` states."""
     x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
-    coins = Coins(*keys(2, seed))
+    keys = Keys(*step_keys(2, seed))
     wrong = x.at[size // 2].set(jnp.nan)
-    context = context_of(codec, wrong, coins)
+    context = context_of(codec, wrong, keys)
     results = {"measure": context.statistics, "encode": codec.encode(context, wrong)[0]}
     for function in {*results} & {*codec.fast.exposes_nonfinite}:
         leaves = [leaf for leaf in jax.tree.leaves(results[function]) if leaf.size]
         shown = not leaves or not all(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)
         require_law(shown, EXPOSED, f"the result of `{function}` is finite for a NaN.")
     if "decode" in codec.fast.exposes_nonfinite:
-        context = context_of(codec, x, coins)
+        context = context_of(codec, x, keys)
         payload, _ = codec.encode(context, x)
         lost = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), context.statistics)
         decoded = codec.decode(context.replace(statistics=lost).received(), payload)
@@ -383,23 +385,23 @@ def require_exposed(codec: Codec, *, size: int, seed: int) -> None:
 
 
 def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
-    """Checks that a payload depends only on coins, and decoding on no private coin."""
+    """Checks that a payload depends only on keys, and decoding on no private key."""
     x = jnp.asarray(inputs(size)["normal"][0], jnp.float32)
-    public, private, other = keys(3, seed)
+    shared, private, other = step_keys(3, seed)
     memory = codec.init(x)
 
-    def encode(x: jax.Array, memory: Memory, coins: Coins) -> tuple[Context, PyTree, Memory]:
-        context = context_of(codec, x, coins, memory)
+    def encode(x: jax.Array, memory: Memory, keys: Keys) -> tuple[Context, PyTree, Memory]:
+        context = context_of(codec, x, keys, memory)
         return context, *codec.encode(context, x)
 
     jitted = jax.jit(encode)
-    coins = Coins(public, private)
-    context, payload, after = jitted(x, memory, coins)
-    _, again, _ = jitted(x, memory, coins)
-    require_equal(COINS, again, payload, "the payload of a second call, at ")
-    _, eager, _ = encode(x, memory, coins)
+    keys = Keys(shared, private)
+    context, payload, after = jitted(x, memory, keys)
+    _, again, _ = jitted(x, memory, keys)
+    require_equal(KEYS, again, payload, "the payload of a second call, at ")
+    _, eager, _ = encode(x, memory, keys)
     require_equal(JIT, payload, eager, "the payload under jit, at ", tolerance=NEAR)
-    several = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), (x, memory, coins))
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), (x, memory, keys))
     _, mapped, _ = jax.jit(jax.vmap(encode))(*several)
     second = jax.tree.map(lambda leaf: leaf[1], mapped)
     require_equal(VMAP, second, payload, "the payload under vmap, at ", tolerance=NEAR)
@@ -416,13 +418,13 @@ def require_repeats(codec: Codec, *, size: int, seed: int) -> None:
 def _require_received(
     codec: Codec, context: Context, payload: PyTree, after: Memory, other: jax.Array
 ) -> None:
-    """Checks that decoding depends neither on the private coin nor on memory."""
+    """Checks that decoding depends neither on the private key nor on memory."""
     decode: Any = jax.jit(codec.decode)
     expected = decode(context, payload)
-    changed = context.replace(coins=Coins(context.coins.public, other), memory=after)
-    what = "the array decoded with another private coin and a later memory, at "
+    changed = context.replace(keys=Keys(context.keys.shared, other), memory=after)
+    what = "the array decoded with another private key and a later memory, at "
     require_equal(RECEIVERS, decode(changed, payload), expected, what)
-    what = "the array decoded without private coin and memory, at "
+    what = "the array decoded without private key and memory, at "
     require_equal(RECEIVERS, decode(context.received(), payload), expected, what, tolerance=NEAR)
 
 

@@ -86,9 +86,9 @@ def _step(tx: Any, workers: int, axis_name: str, on_mesh: bool) -> tuple[Any, An
 
 def require_agreement(trial: GossipTrial) -> None:
     """Workers that agree, and take no step, stay where they are."""
-    alike = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), trial.start())
-    stayed = trial.after(alike, np.zeros_like(trial.driven()))
-    require_equal("agreement", stayed, alike, "workers that agree: ", tolerance=1e-5)
+    equal = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), trial.start())
+    stayed = trial.after(equal, np.zeros_like(trial.driven()))
+    require_equal("agreement", stayed, equal, "workers that agree: ", tolerance=1e-5)
 
 
 def require_mean(trial: GossipTrial) -> None:
@@ -101,12 +101,12 @@ def require_mean(trial: GossipTrial) -> None:
 def require_consensus(trial: GossipTrial) -> None:
     """Every worker comes to this mean."""
     found, expected = trial.quiet()
-    apart = np.abs(found - expected).max()
+    distance = np.abs(found - expected).max()
     require_law(
-        apart <= trial.tolerance,
+        distance <= trial.tolerance,
         "consensus",
         f"after {DRIVEN} steps and {trial.quiet_steps} without gradients, one of {trial.workers} "
-        f"workers is {apart:.3g} away from the mean; {trial.tolerance:.3g} is allowed.",
+        f"workers is {distance:.3g} away from the mean; {trial.tolerance:.3g} is allowed.",
     )
 
 

@@ -175,7 +175,7 @@ class CodecTrial(NamedTuple):
       size: The number of coordinates of the unit.
       workers: The numbers of workers, which share statistics.
       draws: How many steps are averaged for a claim.
-      seed: The seed of the coins.
+      seed: The seed of the PRNG keys.
     """
 
     codec: Codec
@@ -241,14 +241,14 @@ def check_codec(
     r"""Checks that a codec satisfies the laws of :class:`jaxcomm.Codec` and its own claims.
 
     Workers are simulated with `jax.vmap` on one device. Nothing is sent. A *unit* is the array that
-    the codec encodes. *Coins* are the random keys in its context: the public coin is equal on all
-    workers, the private coin is not. The laws, with the names that error messages use:
+    the codec encodes. *Keys* are the PRNG keys in its context: the shared key is equal on all
+    workers, the private key is not. The laws, with the names that error messages use:
 
     - `payload`, `statistics`, `decoded`, `memory types`: the payload is a pytree of arrays,
       statistics have the structure of `reduce_statistics`, `decode` returns float32 of the unit's
       shape, and memory keeps its structure, shapes and dtypes.
-    - `same coins`, `jit`, `vmap`: the same coins give the same payload, compiled or not.
-    - `receivers decode`: `decode` depends neither on the private coin nor on memory.
+    - `same keys`, `jit`, `vmap`: the same keys give the same payload, compiled or not.
+    - `receivers decode`: `decode` depends neither on the private key nor on memory.
     - `entries`, for a codec that states them in `fast`: each coordinate occurs at most once.
     - `NaN shows`, for what `exposes_nonfinite` of `fast` names: a NaN is visible in the result.
     - `layout`, if it is `"shared_statistics"`: statistics of parts combine to those of the whole,
@@ -270,8 +270,8 @@ def check_codec(
       claims: The bounds to check. Default: `codec.claims`.
       size: The number of coordinates of the unit.
       workers: The numbers of workers to test, which share statistics.
-      draws: The number of steps for measuring the claims, each with separate coins.
-      seed: The seed of the coins. Inputs are always the same.
+      draws: The number of steps for measuring the claims, each with separate keys.
+      seed: The seed of the PRNG keys. Inputs are always the same.
 
     Returns:
       Nothing.

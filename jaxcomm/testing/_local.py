@@ -97,11 +97,11 @@ def _steps(tx: Any, where: int | Mesh, axis_name: str) -> Any:
 def require_agreement(trial: LocalTrial) -> None:
     """All workers have the same parameters after an exchange."""
     met = trial.after(trial.gradients())[trial.period - 1 :: trial.period]
-    apart = np.abs(met - met[:, :1]).max()
+    distance = np.abs(met - met[:, :1]).max()
     require_law(
-        apart <= 1e-5,
+        distance <= 1e-5,
         "agreement",
-        f"after an exchange of {trial.workers} workers, parameters are {apart:.3g} apart.",
+        f"after an exchange of {trial.workers} workers, parameters differ by {distance:.3g}.",
     )
 
 

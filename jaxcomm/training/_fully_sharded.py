@@ -14,7 +14,7 @@ from jaxcomm._gradients import LossFn, parts_of_value
 from jaxcomm._mesh import require_axes, shard_map
 from jaxcomm._units import Scope
 from jaxcomm.aggregation._weight_gather import Codecs, averaging_whole_leaves, weight_gather
-from jaxcomm.metrics._reduced import apart, over_axes, require_stated, together, values_of
+from jaxcomm.metrics._reduced import over_axes, require_stated, separate, together, values_of
 from jaxcomm.training._arguments import require_rows, typed_as
 from jaxcomm.training._means import require_aux, require_means
 
@@ -178,7 +178,7 @@ def fully_sharded_value_and_grad(
             require_aux(value[1], {"loss"})
             require_stated(value[1])
             require_means(lambda rows: local(slices, rows, key, shared)[1], value[1], batch, "")
-        means, others = apart(value)
+        means, others = separate(value)
         reduced = together(jax.tree.map(mean, means), over_axes(others, axis_name))
         return values_of(reduced), gradients
 

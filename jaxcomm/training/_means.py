@@ -15,7 +15,7 @@ from jaxcomm._mesh import collective_cond
 from jaxcomm._require import Positive
 from jaxcomm.aggregation import mean
 from jaxcomm.aggregation._coded import weigh
-from jaxcomm.metrics._reduced import apart, is_reduced, over_axes, together, values_of
+from jaxcomm.metrics._reduced import is_reduced, over_axes, separate, together, values_of
 
 Metrics: TypeAlias = Literal["mean", "own"] | Positive
 """Means over workers in every step, each worker's own values, or the period of means in steps."""
@@ -111,7 +111,7 @@ def over_devices(
 ) -> tuple[dict[str, PyTree], PyTree, jax.Array | None]:
     """Values, gradient and weight of a worker, from those of its devices, which each have rows."""
     average = mean(inner)
-    means, others = apart(values)
+    means, others = separate(values)
     means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
     per_device = _axis.local_params((means, gradient), axis_name=inner)
     state = average.init(per_device)
@@ -203,7 +203,7 @@ def reduce_metrics(
       opt_state: The state before the step, which counts steps.
     """
     values: dict[str, PyTree] = {"loss": loss, **aux}
-    means, others = apart(values) if aux else (values, {})
+    means, others = separate(values) if aux else (values, {})
     means = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), means)
     weight = None if weight is None else jnp.asarray(weight, jnp.float32)
 

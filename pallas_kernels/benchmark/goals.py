@@ -48,16 +48,16 @@ def measured_rows(measurements: Sequence[Measurement], kind: str, record: str) -
     not count.
     """
     workload_of = functools.cache(lambda row, size: row.workload(size))
-    alike: dict[Workload, dict[tuple[str, Fields], dict[str, float]]] = {}
+    by_workload: dict[Workload, dict[tuple[str, Fields], dict[str, float]]] = {}
     for m in measurements:
         workload = workload_of(m.row, m.size)
         if workload is not None and m.implementation not in ("copy", "torch"):
-            variants = alike.setdefault(workload, {})
+            variants = by_workload.setdefault(workload, {})
             variants.setdefault((m.implementation, m.config), {})[m.row.label] = m.seconds
     found: list[Measured] = []
     last: dict[Workload, tuple[str, Fields]] = {}
-    for workload in sorted(alike, key=lambda w: (str(w._replace(size=0)), w.size)):
-        variants = alike[workload]
+    for workload in sorted(by_workload, key=lambda w: (str(w._replace(size=0)), w.size)):
+        variants = by_workload[workload]
         calls = max(map(len, variants.values()))
         sums = {
             v: sum(by_call.values()) for v, by_call in variants.items() if len(by_call) == calls

@@ -38,7 +38,7 @@ class Config(_Config):
 
     @classmethod
     def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
-        """Larger blocks start fewer copies, and leave less room in VMEM."""
+        """Larger blocks start fewer copies, and leave less space in VMEM."""
         return tuple(cls(squares) for squares in (8, 2, 4, 16))
 
 

@@ -45,7 +45,7 @@ class Config(_Config):
 
     @classmethod
     def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
-        """More stages hide more of the latency, and leave room for fewer blocks."""
+        """More stages hide more of the latency, and let fewer blocks run at once."""
         return tuple(cls(stages) for stages in (4, 2, 8))
 
 

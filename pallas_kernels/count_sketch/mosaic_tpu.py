@@ -4,7 +4,7 @@ The kernel of `encode` keeps rows of the table in VMEM and reads the array once 
 several tiles per step, each for all rows. XLA computes the slots of the tiles and the words that
 move them, so that the scalar unit does not hash.
 
-Tiles of eight planes or more are copied first, plane by plane, to rows 9 apart. So one load with
+Tiles of eight planes or more are copied first, plane by plane, to every ninth row. So one load with
 that stride takes the same sublane of eight planes, which all are rolled by the same number of
 lanes. Lanes are turned by selections among eight registers. The table in VMEM has this order too.
 Lower tiles are moved plane by plane, by a permutation of the lanes of each sublane.

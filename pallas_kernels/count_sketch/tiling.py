@@ -39,7 +39,7 @@ the same in all sketches. For such hashes this holds:
 - Signs belong to places of a tile, so those of elements that meet are independent of each other
   and of all moves. So the estimate is unbiased.
 - Elements of a sublane meet those of another tile in some of their lanes only: their turns differ
-  from lane to lane. Those of a lane come apart by pairs of sublanes. But a plane stays a plane.
+  from lane to lane. Those of a lane separate by pairs of sublanes. But a plane stays a plane.
 """
 
 from collections.abc import Callable

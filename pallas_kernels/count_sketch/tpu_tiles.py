@@ -38,7 +38,7 @@ class Config(_Config):
 
     @classmethod
     def candidates(cls, dtype: jax.typing.DTypeLike) -> tuple["Config", ...]:
-        """Fewer rows read the array more often, and leave more room."""
+        """Fewer rows read the array more often, and leave more space."""
         return cls(), cls(unrolled=32), cls(unrolled=128), cls(rows=1), cls(cells=3 * 2**18)
 
 

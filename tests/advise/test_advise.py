@@ -70,9 +70,9 @@ def test_the_line_of_power_sgd_begins_with_the_exact_steps_of_the_records() -> N
 
 def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
     for workers, levels in (
-        (8, "15 in 8 bits for each of 8 workers; bits=8 has room for 15."),
-        (64, "15 in 16 bits for each of 64 workers; bits=8 has room for 1."),
-        (128, "15 in 16 bits for each of 128 workers; bits=8 has room for none."),
+        (8, "15 in 8 bits for each of 8 workers; bits=8 allows 15."),
+        (64, "15 in 16 bits for each of 64 workers; bits=8 allows 1."),
+        (128, "15 in 16 bits for each of 128 workers; bits=8 allows none."),
     ):
         found = advise(PARAMS, workers, **OPTIONS)
         assert f"Levels: global_qsgd has {levels}\n" in str(found)
@@ -82,7 +82,7 @@ def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
     assert "unbiased, with a variance of at most 0.125 squared norms" in unbiased
 
 
-def test_a_slow_link_is_worth_compressing_and_a_fast_one_is_not() -> None:
+def test_compression_is_recommended_for_slow_links_only() -> None:
     slow = advise(PARAMS, 8, link="100Mbit", step_seconds=0.1)
     fast = advise(PARAMS, 8, link="nvlink-a100", step_seconds=0.1)
     assert slow.compress and "Compress: " in str(slow)
@@ -98,7 +98,7 @@ def test_the_16_bit_baseline_can_be_enough() -> None:
     assert "Do not compress further than to 16 bits." in str(found)
 
 
-def test_rows_are_ranked_and_what_missed_the_loss_is_last() -> None:
+def test_rows_are_ranked_with_missed_losses_last() -> None:
     found = advise(PARAMS, 8, **OPTIONS)
     costs = [row.cost for row in found.rows]
     assert costs == sorted(costs) and len(found.rows) == 8
@@ -164,7 +164,7 @@ def test_a_step_is_timed() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_model_is_too_large_for_is_omitted() -> None:
+def test_methods_that_exceed_memory_are_omitted() -> None:
     found = advise(shapes_of_count(3 * 10**9), 8, link="100Gbit", step_seconds=1.0)
     assert len(found.rows) == 7
     assert found.assumptions[-1].startswith(
@@ -203,7 +203,7 @@ def test_a_line_has_any_axis() -> None:
             assert ast.literal_eval(named[0]) == axis
 
 
-def test_a_number_of_parameters_is_read_and_no_matrix_is_larger_than_a_codec_takes() -> None:
+def test_parameter_counts_are_read_and_matrices_fit_the_codecs() -> None:
     for given, count in (("125M", 125_000_000), ("1.3b", 1_300_000_000), ("7", 7), (2e6, 2_000_000),
                          ("35e3", 35_000), (25 * 10**9, 25 * 10**9), (10**12, 10**12)):  # fmt: skip
         shapes = shapes_of_count(given)

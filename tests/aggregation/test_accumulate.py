@@ -45,7 +45,7 @@ def test_weights_count_over_mini_steps_and_workers(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
-def test_a_nan_is_seen_once_and_forgotten(mode: Mode) -> None:
+def test_a_nan_is_counted_once(mode: Mode) -> None:
     given = gradients(WORKERS)
     bad = {**given, "scale": given["scale"].at[2].set(jnp.nan)}
     seen = [flat(x) for x, _ in steps(QUANTIZED, [given, bad, *[given] * 4], mode)]
@@ -127,7 +127,7 @@ def test_a_scan_flushes_at_its_end(where: Any) -> None:
     np.testing.assert_allclose(path, [0, 0, 0, -7.5, -7.5, -7.5 - 19.5])
 
 
-def test_one_is_the_transformation_itself() -> None:
+def test_one_mini_step_equals_the_transformation() -> None:
     assert accumulate(CHAIN, 1) is optax.with_extra_args_support(CHAIN)
 
 

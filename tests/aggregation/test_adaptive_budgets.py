@@ -72,7 +72,7 @@ def test_the_plans_of_a_run() -> None:
 
 @pytest.mark.slow
 @WHERE
-def test_in_steps_with_the_speeds_of_all(where: object) -> None:
+def test_plans_follow_the_speeds_of_all_workers(where: object) -> None:
     """Each plan is a branch of the program."""
     options = {"target_seconds": 0.2, "patience": 1, "mean_codec": bits(4)}
     tx, params = adaptive_budgets(bits, 8, PLANS[::2], **options), jnp.zeros(SIZE)

@@ -41,7 +41,7 @@ def stages_of(tx: Any, updates: Any, mode: Mode = "vmap") -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["vmap", slow("checked")])
-def test_down_where_energy_concentrates_and_up_where_it_is_flat(mode: Mode) -> None:
+def test_ratios_decrease_with_concentrated_energy(mode: Mode) -> None:
     tx = adaptive(0.6, patience=PATIENCE)
     # Of flat updates, only a half leaves less than 0.6.
     updates = np.concatenate([concentrated(6), flat(6)])
@@ -63,7 +63,7 @@ def test_the_smallest_ratio_under_the_target(target: float, stage: int) -> None:
 
 
 @pytest.mark.slow
-def test_under_feedback_what_is_left_out_comes_back() -> None:
+def test_feedback_returns_dropped_coordinates() -> None:
     tx = adaptive(0.3, lambda r: error_feedback(top_k(ratio=r)), diagnostics=True)
     updates, total, ratios = np.concatenate([concentrated(6), flat(6)]), np.zeros(64), []
     for results, state in steps(tx, updates):
@@ -76,7 +76,7 @@ def test_under_feedback_what_is_left_out_comes_back() -> None:
     assert state.inner.diagnostics == ()
 
 
-def test_a_step_that_is_not_finite_moves_nothing() -> None:
+def test_nonfinite_steps_change_nothing() -> None:
     updates = concentrated(4)
     updates[1, 1, 5] = np.nan
     states = [state for _, state in steps(adaptive(0.6), updates)]

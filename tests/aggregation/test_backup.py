@@ -40,7 +40,7 @@ def drawn(steps: int, seed: int = 0) -> np.ndarray:
     return np.asarray(draw(jnp.arange(steps, dtype=jnp.uint32)))
 
 
-def test_each_step_is_the_mean_over_the_first() -> None:
+def test_each_step_is_the_mean_over_the_fastest() -> None:
     """As drawn from the seed, by whomever; and over time neither biased nor of another variance."""
     updates, number = gradients(WORKERS), 4000
     found, rows = draws(spared(times=TIMES), updates, number), flat(updates)
@@ -84,7 +84,7 @@ COUNTED = {
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("run", [slow(on_mesh), under_vmap])
-def test_measured_times_choose_the_first(run: Any, whole: bool) -> None:
+def test_measured_times_select_the_fastest(run: Any, whole: bool) -> None:
     updates = np.random.default_rng(0).normal(size=(WORKERS, 5)).astype(np.float32)
     for times, counts in COUNTED.values():
         found = np.broadcast_to(run(whole)(updates, jnp.asarray(times)), updates.shape)
@@ -102,14 +102,14 @@ def test_only_measured_times_are_sent() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_dropped_worker_does_not_count_whatever_it_has(value: float) -> None:
+def test_dropped_workers_do_not_count(value: float) -> None:
     times, updates = jnp.arange(6.0), jnp.ones((WORKERS, 5))  # The last two are dropped.
     kept, spoiled = (under_vmap(False)(updates.at[i, 2].set(value), times) for i in (5, 3))
     np.testing.assert_array_equal(kept, 1)
     assert not np.isfinite(spoiled[:, 2]).any()
 
 
-def test_weights_are_those_of_the_first() -> None:
+def test_weights_are_those_of_the_fastest() -> None:
     weights, updates = np.array([1, 2, 0, 3, 1, 4]), gradients(WORKERS)
     found = steps(spared(times=TIMES), [updates] * 5, weights=[weights] * 5)
     for (results, _), counts in zip(found, first_of(drawn(5)), strict=True):
@@ -139,7 +139,7 @@ def test_a_dropped_residual_is_not_lost(mode: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in WEIGHTED if c.name != "parallax"], ids=repr)
-def test_around_any_row_it_is_the_row_with_weights(case: Case) -> None:
+def test_around_any_method_it_equals_the_method_with_weights(case: Case) -> None:
     updates, inner = gradients(WORKERS), case.make()
     tx = spared(inner, times=TIMES)
     (counts,) = first_of(drawn(1)).astype(np.float32)
@@ -149,7 +149,7 @@ def test_around_any_row_it_is_the_row_with_weights(case: Case) -> None:
     np.testing.assert_array_equal(flat(found), flat(expected))
 
 
-def test_without_backups_it_is_the_aggregator() -> None:
+def test_without_backups_it_equals_the_aggregator() -> None:
     tx = jaxcomm.majority_vote()
     assert jaxcomm.backup(tx, 0) is tx
 

@@ -60,7 +60,7 @@ def test_every_row_reaches_its_owner_once(workers: int, slow: object) -> None:
     assert not (set(plan.owners) & set(given)) or len(given) == workers
 
 
-def test_without_rounding_it_is_the_mean() -> None:
+def test_without_rounding_it_equals_the_mean() -> None:
     tx, given = budgeted_mean(exactly, 8, slow={0: 2, 3: 4}), gradients(5)
     for mode in "checked", "vmap":
         means = aggregate(tx, given, mode)

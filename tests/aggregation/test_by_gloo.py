@@ -66,14 +66,14 @@ def test_rounds_move_what_all_to_all_does(
     assert _primitives(after).count("ppermute") == rounds
 
 
-def test_codes_that_are_added_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summed_codes_are_sent_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
     (expected, before), (found, after) = _both(lambda: jaxcomm.global_qsgd(bits=8), 4, monkeypatch)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert after.bytes_per_worker == pytest.approx(before.bytes_per_worker)
     assert len(after.collectives) == 2 < len(before.collectives)
 
 
-def test_leaves_of_the_mean_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaves_of_the_mean_are_sent_in_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
     (_, before), (found, after) = _both(jaxcomm.mean, 4, monkeypatch)
     expected = jax.tree.map(lambda x: np.mean(np.asarray(x, np.float64), axis=0), _updates(4))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
@@ -81,7 +81,7 @@ def test_leaves_of_the_mean_leave_in_one_array(monkeypatch: pytest.MonkeyPatch) 
     assert len(after.collectives) == 1 and len(before.collectives) == len(SHAPES)
 
 
-def test_the_mean_leaves_apart_what_the_compiler_has_cut(
+def test_the_mean_does_not_join_sharded_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_axis, "by_gloo", lambda: True)

@@ -48,7 +48,7 @@ ROWS = [(method, scope) for method in METHODS for scope in ("leaf", "bucket")]
     ("method", "scope", "leaves"),
     [("summed", "leaf", 5), *(slow(*row, 8) for row in ROWS)],
 )
-def test_one_an_exchange(method: str, scope: str, leaves: int) -> None:
+def test_one_collective_per_exchange(method: str, scope: str, leaves: int) -> None:
     build, number = METHODS[method]
     assert collectives(build(scope), leaves) == number
 

@@ -30,7 +30,7 @@ def given(steps: int = STEPS) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 @pytest.mark.parametrize("staleness", [slow(1), 3])
-def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
+def test_equals_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     updates = given()
     tx = delayed(jaxcomm.mean(), staleness)
     found = [*steps(tx, updates, mode)]
@@ -46,7 +46,7 @@ def test_it_is_the_mean_of_an_earlier_step(staleness: int, mode: Mode) -> None:
     assert state.oldest == STEPS % staleness
 
 
-def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:
+def test_with_memory_it_equals_an_earlier_aggregation() -> None:
     """The residual is that of the same gradients, which come later."""
     inner, updates = jaxcomm.all_gather_mean(error_feedback(top_k(k=2))), given()
     # The inner aggregator runs for the zeros of the first two steps as well.
@@ -59,7 +59,7 @@ def test_with_memory_it_is_the_aggregator_of_an_earlier_step() -> None:
     chex.assert_trees_all_equal(late[-1][1].inner.own, alone[-1][1].own)
 
 
-def test_a_weight_goes_with_its_gradient() -> None:
+def test_a_weight_is_delayed_with_its_gradient() -> None:
     """Also that of a worker without samples, whose mean is NaN."""
     weights = np.random.default_rng(1).integers(0, 3, (STEPS, WORKERS)).astype(np.float32)
     weights[:, 0] = 1
@@ -97,7 +97,7 @@ def test_what_is_sent_does_not_depend_on_the_gradients_of_the_step() -> None:
     assert sorted(tainted_sums(LATE)) == [(1, True), (64, False)]
 
 
-def test_without_delay_it_is_the_aggregator() -> None:
+def test_without_delay_it_equals_the_aggregator() -> None:
     tx = jaxcomm.mean()
     assert delayed(tx, 0) is tx
 
@@ -115,7 +115,7 @@ def test_a_ring_takes_its_weighted_mean() -> None:
         np.testing.assert_allclose(ring["weight"][:, slot], weight.mean(), rtol=1e-6)
 
 
-def test_it_is_the_last_stage_of_a_hierarchy_only() -> None:
+def test_it_must_be_the_last_stage_of_a_hierarchy() -> None:
     def two_steps(*stages: Any) -> jax.Array:
         tx = jaxcomm.hierarchical(*stages)
 

@@ -12,7 +12,7 @@ from tests.workers import mesh_of
 N = 4
 
 
-def test_each_and_all() -> None:
+def test_density_of_each_worker_and_of_the_union() -> None:
     rng = np.random.default_rng(0)
     leaves = {
         "rows": rng.normal(size=(N, 50, 3)) * (rng.random((N, 50, 1)) < 0.1),
@@ -41,7 +41,7 @@ def test_each_and_all() -> None:
     assert gradient_density({}) == {}
 
 
-def test_it_sends_a_bit_a_row() -> None:
+def test_it_sends_one_bit_per_row() -> None:
     density = over(mesh_of(8), "data", lambda x: gradient_density(x, axis_name="data"))
     sent = jaxcomm.wire.account(density, jnp.zeros((8, 2560, 16)))
     assert sent.bytes_per_worker == 2 * 7 / 8 * 2560 / 8

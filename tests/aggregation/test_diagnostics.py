@@ -59,9 +59,9 @@ def test_one_small_all_reduce_and_the_same_result(name: str) -> None:
     # Rounding to levels (or to powers of two) errs, but by less than the whole.
     assert 0 < state.diagnostics["compression_error"] < 0.5
     assert 0.2 < state.diagnostics["density"] <= 1 and state.diagnostics["residual_norm"] == 0
-    told, silent = sent(on, given), sent(off, given)
-    assert told.bytes_per_worker - silent.bytes_per_worker == 2 * 3 / 4 * 12
-    assert len(told.collectives) == len(silent.collectives) + 1
+    reporting, silent = sent(on, given), sent(off, given)
+    assert reporting.bytes_per_worker - silent.bytes_per_worker == 2 * 3 / 4 * 12
+    assert len(reporting.collectives) == len(silent.collectives) + 1
 
 
 @pytest.mark.slow
@@ -88,16 +88,16 @@ def test_own_error_of_each_worker() -> None:
 def test_zeros_huge_updates_weights_and_nan() -> None:
     tx, drawn = METHODS["sum"][0](diagnostics=True), np.random.default_rng(1).normal(size=(2, 8))
 
-    def told(x: Any, *weights: float) -> Any:
+    def diagnostics_of(x: Any, *weights: float) -> Any:
         return last(tx, [x], weights=[weights])[1].diagnostics
 
-    assert told(np.zeros((2, 8)), 1, 1) == dict.fromkeys(NAMES, 0.0) | {"levels": 4}
-    plain, huge = (told(x, 1, 1)["compression_error"] for x in (drawn, drawn * 2.0**125))
+    assert diagnostics_of(np.zeros((2, 8)), 1, 1) == dict.fromkeys(NAMES, 0.0) | {"levels": 4}
+    plain, huge = (diagnostics_of(x, 1, 1)["compression_error"] for x in (drawn, drawn * 2.0**125))
     np.testing.assert_allclose(huge, plain, rtol=1e-5)
     # A worker of weight 0 sends zeros of zeros.
-    assert 0 < told(drawn, 1, 0)["density"] <= 0.5
+    assert 0 < diagnostics_of(drawn, 1, 0)["density"] <= 0.5
     drawn[0, 0] = np.nan
-    broken = told(drawn, 1, 1)
+    broken = diagnostics_of(drawn, 1, 1)
     assert all(np.isnan(broken[name]) for name in NAMES) and broken["levels"] == 4
 
 
@@ -116,17 +116,17 @@ def test_metrics(where: Any) -> None:
         return step(params, state, batch)[1:]
 
     coded = METHODS["sum"][0](diagnostics=True)
-    (state, _), told = metrics(optax.chain(coded, optax.sgd(0.1)))
-    assert told.keys() == {"loss", *(f"diagnostics/{name}" for name in NAMES | {"levels"})}
-    assert all(told[f"diagnostics/{name}"] == state.diagnostics[name] for name in NAMES)
+    (state, _), reported = metrics(optax.chain(coded, optax.sgd(0.1)))
+    assert reported.keys() == {"loss", *(f"diagnostics/{name}" for name in NAMES | {"levels"})}
+    assert all(reported[f"diagnostics/{name}"] == state.diagnostics[name] for name in NAMES)
     labels, fine = {"w": "coarse", "b": "fine"}, jaxcomm.qsgd(diagnostics=True)
-    _, told = metrics(optax.partition({"coarse": coded, "fine": fine}, labels))
-    paths = {key.rpartition("/")[0] for key in told} - {""}
-    assert len(paths) == 2 and len(told) == 9
+    _, reported = metrics(optax.partition({"coarse": coded, "fine": fine}, labels))
+    paths = {key.rpartition("/")[0] for key in reported} - {""}
+    assert len(paths) == 2 and len(reported) == 9
     assert all(path.startswith("diagnostics/") for path in paths)
     assert {"coarse" in path for path in paths} == {"fine" in path for path in paths} == {0, 1}
-    _, told = metrics(jaxcomm.accumulate(coded, 2))
-    assert told["diagnostics/compression_error"] == 0  # Nothing has been sent yet.
+    _, reported = metrics(jaxcomm.accumulate(coded, 2))
+    assert reported["diagnostics/compression_error"] == 0  # Nothing has been sent yet.
 
 
 def test_errors_of_two_stages_are_averaged() -> None:

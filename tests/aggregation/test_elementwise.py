@@ -172,7 +172,7 @@ def test_another_optimizer_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["of the size", slow("lamb"), slow("only large leaves")])
-def test_one_worker_refuses_what_several_refuse(name: str) -> None:
+def test_one_worker_refuses_the_same_optimizers(name: str) -> None:
     """Otherwise a program that was written on one device would fail on two."""
     refuse("must be element-wise", lambda: check(REFUSED[name][0], workers=1))
 

@@ -70,7 +70,7 @@ def test_both_ends_of_two_stages(workers: int, size: int, mode: Mode) -> None:
     assert columns == 1 or min(np.abs(senders).max(), np.abs(owners).max()) > 0.1
 
 
-def test_what_overflows_on_the_way_is_not_kept() -> None:
+def test_overflow_during_the_exchange_is_not_kept() -> None:
     tx = jaxcomm.all_gather_mean(error_feedback(top_k(k=1)))
     found = [*steps(tx, [jnp.full((2, 3), size) for size in (2e38, 2e38, 1.0)])]
     assert [bool(np.isfinite(x).all()) for x, _ in found] == [True, False, True]

@@ -59,7 +59,7 @@ def trained(loss: Any, tx: Any, params: Any) -> tuple[Any, Account]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGGREGATORS)
-def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
+def test_frozen_leaves_are_not_sent(name: str) -> None:
     """As if the base were no parameter, but a constant of the loss."""
     of_adapter = lambda adapter, x: loss({"adapter": adapter, "base": BASE}, x)  # noqa: E731
     alone, expected = trained(of_adapter, chain(name), ADAPTER)
@@ -67,11 +67,11 @@ def test_the_wire_carries_nothing_of_frozen_leaves(name: str) -> None:
         params, account = trained(loss, freezing(chain(name)), PARAMS)
         assert account.bytes_by_axis == expected.bytes_by_axis
         assert np.any(params["adapter"]["b"] != 0)
-        if name not in ("global_qsgd", "two_stage"):  # Coins depend on the paths of leaves.
+        if name not in ("global_qsgd", "two_stage"):  # PRNG keys depend on the paths of leaves.
             chex.assert_trees_all_close(params["adapter"], alone, rtol=1e-5)
 
 
-def test_what_a_mean_sends_for_no_use_is_removed() -> None:
+def test_unused_means_are_removed() -> None:
     """By XLA, and the account does not count it."""
     tx = optax.chain(jaxcomm.mean(), FORMS["partition"](optax.sgd(0.1, momentum=0.9)))
     _, account = trained(loss, tx, PARAMS)
@@ -86,7 +86,7 @@ def test_what_a_mean_sends_for_no_use_is_removed() -> None:
     ],
     ids=["set_to_zero", "masked"],
 )
-def test_an_update_that_comes_from_a_gradient_is_refused(tx: Any) -> None:
+def test_frozen_leaves_with_gradients_are_refused(tx: Any) -> None:
     """`optax.masked` alone would apply each worker's own gradient."""
     message = r"\['base'\]\['bias'\] differs .* A frozen leaf needs `optax.stateless"
     refuse(message, lambda: trained(loss, tx, PARAMS))

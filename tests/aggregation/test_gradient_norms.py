@@ -42,13 +42,13 @@ def right(gradients: np.ndarray, weights: Any = None) -> list[float]:
     return [np.sqrt(np.average(squares, weights=weights)), np.linalg.norm(mean)]
 
 
-def told(tx: Any, where: Any, batch: Any = X, **options: Any) -> list[float]:
+def reported_norms(tx: Any, where: Any, batch: Any = X, **options: Any) -> list[float]:
     step, state = prepared(loss, tx, START, where, **options)
     return norms(step(START, state, batch)[2])
 
 
 @WHERE
-def test_of_the_exact_mean_with_weights(where: Any) -> None:
+def test_norms_of_the_exact_weighted_mean(where: Any) -> None:
     """Before a clip; a worker of weight 0 may have a NaN."""
 
     def gradients(loss_fn: Any, params: Any, batch: Any) -> Any:
@@ -58,12 +58,12 @@ def test_of_the_exact_mean_with_weights(where: Any) -> None:
         return value, jax.tree.map(lambda g: g * bad, gradient), weight
 
     tx, weights = optax.chain(NORMS, optax.clip_by_global_norm(0.1)), np.float32([0, 1, 2, 5])
-    close(told(tx, where), right(own_gradients()))
-    found = told(tx, where, (X, weights), gradients=gradients)
+    close(reported_norms(tx, where), right(own_gradients()))
+    found = reported_norms(tx, where, (X, weights), gradients=gradients)
     close(found, right(own_gradients(), weights))
 
 
-def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
+def test_norms_of_encoded_gradients_and_their_bytes() -> None:
     plain, results = jaxcomm.global_qsgd(bits=8), []
     for aggregator in (plain, gradient_norms(plain)):
         tx = optax.chain(aggregator, optax.sgd(1.0))
@@ -81,7 +81,7 @@ def test_of_what_a_codec_makes_of_it_and_its_bytes() -> None:
 def test_over_two_axes_and_inner_devices() -> None:
     mesh = jax.make_mesh((2, 2, 2), ("dcn", "ici", "inner"), axis_types=(AxisType.Auto,) * 3)
     tx = gradient_norms(jaxcomm.hierarchical(jaxcomm.mean("ici"), jaxcomm.mean("dcn")))
-    found = told(tx, mesh, axis_name=("dcn", "ici"))
+    found = reported_norms(tx, mesh, axis_name=("dcn", "ici"))
     close(found, right(own_gradients()))
 
 
@@ -118,10 +118,10 @@ def test_as_the_aggregator_of_local_steps() -> None:
 STAGES = jaxcomm.hierarchical(gradient_norms(jaxcomm.mean("ici")), jaxcomm.mean("dcn"))
 MISTAKES = {
     "gradients at once: leave out norms": lambda: jaxcomm.scheduling.wait_free(NORMS),
-    "`zeroth_order` evaluates the loss itself": lambda: told(
+    "`zeroth_order` evaluates the loss itself": lambda: reported_norms(
         gradient_norms(jaxcomm.zeroth_order()), WORKERS
     ),
-    "place it around `hierarchical`": lambda: told(
+    "place it around `hierarchical`": lambda: reported_norms(
         STAGES, {"dcn": 2, "ici": 2}, axis_name=("dcn", "ici")
     ),
 }

@@ -59,12 +59,12 @@ def test_exact_stages_give_the_mean(weights: Any, mode: str) -> None:
     np.testing.assert_allclose(run(MEANS, updates, mode, weights), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_whose_weights_cancel_is_no_group_without_weight() -> None:
+def test_a_group_with_cancelling_weights_is_nan() -> None:
     assert np.isnan(run(MEANS, gradients(8), weights=[1, -1, 0, 0, 1, 1, 1, 1])).all()
 
 
-def test_inner_stages_draw_apart_in_each_group() -> None:
-    # Alike in both groups, so that equal draws would round equally.
+def test_inner_stages_draw_independently_in_each_group() -> None:
+    # Equal in both groups, so that equal draws would round equally.
     draw = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
     tx = global_qsgd("ici", levels=1)
     one = lambda x: tx.update(x, tx.init(x), outer_axes=("dcn",))[0][None]  # noqa: E731

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxcomm import Codec, _noise, _units
-from jaxcomm._contract import Coins
+from jaxcomm._contract import Keys
 from jaxcomm.aggregation import all_gather_mean, all_reduce_mean, hierarchical, two_stage_mean
 from jaxcomm.compression import blockwise, scaled
 from jaxcomm.compression.feedback import diana, error_feedback, momentum
@@ -120,7 +120,9 @@ STACKED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "codec"), STACKED)
-def test_a_stack_is_its_leaves(form: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_equals_its_leaves(
+    form: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the same diagnostics."""
     shapes = {"a": (4, 6), "b": (6,), "c": (4, 6), "d": (4, 6)}
     grads = normal(shapes) | {"c": 9 * normal(shapes)["c"]}
@@ -129,11 +131,11 @@ def test_a_stack_is_its_leaves(form: Any, codec: Codec, monkeypatch: pytest.Monk
         update, state = second_step(form(codec, scope="leaf", diagnostics=True), grads, "data")
         return update, state.diagnostics
 
-    stacked, told = second()
+    stacked, diagnostics = second()
     monkeypatch.setattr(_units, "LARGE", 0)
-    alone, told_alone = second()
+    alone, diagnostics_alone = second()
     assert_same_draws(stacked, alone)
-    chex.assert_trees_all_close(told, told_alone, rtol=1e-5)
+    chex.assert_trees_all_close(diagnostics, diagnostics_alone, rtol=1e-5)
 
 
 def test_a_bitmap_is_not_shared() -> None:
@@ -161,18 +163,18 @@ def test_nested_stages_are_those_of_joined_buckets() -> None:
     assert_same_draws(nested(FEEDBACK), nested(FEEDBACK.replace(layout="concatenated")))
 
 
-def test_a_bound_is_asked_for_what_shares_statistics() -> None:
+def test_bounds_use_the_size_that_shares_statistics() -> None:
     """Of 64 coordinates alone, omega is below 1."""
     tx = all_reduce_mean(error_feedback(dither(levels=17)))
     refuse("for 148 coordinates of 4 workers", lambda: second_update(tx))
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 2**32 - 1, 2**33 + 5])
-def test_coins_go_on_where_a_part_begins(start: int) -> None:
+def test_keys_continue_where_a_part_begins(start: int) -> None:
     key = jax.random.key(3, impl="threefry2x32")
-    moved = _noise.beyond(Coins(key, key), start)
+    moved = _noise.beyond(Keys(key, key), start)
     first, second = _noise.seeds(key)
     position = jnp.arange(9, dtype=jnp.uint32) + jnp.uint32(start % 2**32)
     expected = _hash.bits(position, first, second)
-    for coin in moved:
-        chex.assert_trees_all_equal(_noise.bits(coin, (9,)), expected)
+    for part in moved:
+        chex.assert_trees_all_equal(_noise.bits(part, (9,)), expected)

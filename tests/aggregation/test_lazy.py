@@ -83,7 +83,7 @@ def by_hand(
 
 @pytest.mark.parametrize("mode", ["vmap", slow("checked"), slow("unchecked")])
 @pytest.mark.parametrize("method", ["LAG-WK", "LAQ"])
-def test_it_is_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
+def test_matches_the_algorithm_of_the_paper(method: str, mode: Mode) -> None:
     """With thresholds on the parameters there, and on the aggregates here."""
     codec, quantize = (None, lambda x: x) if method == "LAG-WK" else (grid(), on_grid)
     tx = jaxcomm.lazy(codec, threshold=0.8, memory=5, max_skip=7, diagnostics=True)
@@ -135,7 +135,7 @@ def test_the_aggregate_is_the_mean_of_the_last_uploads_exactly() -> None:
 
 
 @pytest.mark.parametrize("combine", [slow("sum"), None])
-def test_with_a_threshold_of_0_it_is_ef21(combine: Any) -> None:
+def test_a_threshold_of_0_equals_ef21(combine: Any) -> None:
     """Whose workers send the difference to their estimate in each step."""
     codec = blockwise(dither(bits=8), 2).replace(combine=combine)
     mean = jaxcomm.all_reduce_mean if combine else jaxcomm.all_gather_mean
@@ -144,7 +144,7 @@ def test_with_a_threshold_of_0_it_is_ef21(combine: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_no_worker_skips_more_than_the_most() -> None:
+def test_the_number_of_skipped_steps_is_bounded() -> None:
     tx = jaxcomm.lazy(threshold=1e6, memory=1, max_skip=3, diagnostics=True)
     given = normal(9)
     found = [*steps(tx, given)]
@@ -153,7 +153,7 @@ def test_no_worker_skips_more_than_the_most() -> None:
     np.testing.assert_allclose(found[-1][0][0], given[8].mean(axis=0), rtol=0, atol=1e-6)
 
 
-def test_bytes_fall_only_if_all_skip() -> None:
+def test_bytes_decrease_only_if_all_workers_skip() -> None:
     """What is sent outside of the conditional are two flags; a branch is without collectives."""
     account = sent(jaxcomm.lazy(), jnp.zeros((WORKERS, 1000)))
     always = [c for c in account.collectives if not any("cond" in part for part in c.path)]
@@ -183,13 +183,13 @@ def test_the_codec_of_the_docstring_is_accepted(workers: int) -> None:
         (signs(), "unknown"),
     ],
 )
-def test_codecs_with_which_none_might_upload_are_refused(codec: Codec, found: str) -> None:
+def test_codecs_that_could_prevent_all_uploads_are_refused(codec: Codec, found: str) -> None:
     """For 100 steps, updates were 0."""
     refuse(f"`lazy` needs .* of at most 1/4.*it is {found}", lambda: traced(codec, 4))
     traced(blockwise(dither(bits=8), 64), 4, threshold=0.0)  # Then each step uploads.
 
 
-def test_memory_within_is_refused() -> None:
+def test_inner_memory_is_refused() -> None:
     codec = error_feedback(top_k(k=1))
     refuse("`lazy` takes a codec without memory", lambda: traced(codec, 2))
 
@@ -203,7 +203,7 @@ def test_all_upload_in_the_first_step() -> None:
     np.testing.assert_allclose(results[0], given.mean(axis=0), rtol=0, atol=1e-3)
 
 
-def test_the_error_of_an_upload_is_of_what_was_uploaded() -> None:
+def test_upload_errors_refer_to_the_uploads() -> None:
     """With summed payloads, worker 1 rounds with the norm of worker 0: 3.8e-3, not 9.5e-9."""
     given = np.array([[3.0, -1.0, 2.0, 0.5], [1e-3, 2e-3, -1e-3, 5e-4]])
     _, state = last(jaxcomm.lazy(dither(bits=8)), [given])

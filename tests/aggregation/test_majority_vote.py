@@ -37,7 +37,7 @@ def ballots(workers: int) -> Any:
 
 
 def elected(given: np.ndarray) -> np.ndarray:
-    """By hand: the sign of those who have one, and 0 where coins for zeros and ties decide."""
+    """By hand: the sign of those who have one, and 0 where random bits decide."""
     balance, zeros = np.sign(given).sum(axis=0), (given == 0).sum(axis=0)
     return np.where(np.abs(balance) > zeros, np.sign(balance), 0.0)
 
@@ -65,7 +65,7 @@ def test_against_numpy(workers: int, mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("workers", [4, 5])
-def test_every_count_of_an_even_and_an_odd_electorate(workers: int) -> None:
+def test_every_vote_count_of_even_and_odd_numbers_of_workers(workers: int) -> None:
     votes_for = np.arange(workers + 1)  # Of each coordinate.
     given = np.where(votes_for > np.arange(workers)[:, None], 1.0, -1.0)
     result = aggregate(VOTES, jnp.asarray(given, jnp.float32))[0]
@@ -90,7 +90,7 @@ def test_noise_of_mean_zero_does_not_drift(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [4, slow(1), slow(7)])
-def test_what_is_zero_everywhere_walks_at_random(workers: int) -> None:
+def test_zero_coordinates_do_not_drift(workers: int) -> None:
     coordinates, number = 500, 64
     given = jnp.zeros((workers, coordinates))
     moved = np.array([np.asarray(x[0]) for x, _ in steps(VOTES, [given] * number)])
@@ -103,7 +103,7 @@ def test_what_is_zero_everywhere_walks_at_random(workers: int) -> None:
     assert (other[0] != moved[0]).any()
 
 
-def test_the_size_of_a_vote_does_not_count() -> None:
+def test_magnitudes_of_votes_are_ignored() -> None:
     given = jnp.array([[1e30, 3e38], [-1e-30, -1.0], [-1e-30, -1.0]])
     np.testing.assert_array_equal(aggregate(VOTES, given), np.full((3, 2), -1.0))
 
@@ -148,5 +148,5 @@ def test_workers_vote_by_their_momentum(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("codec", [error_feedback(scaled_signs()), dither()])
-def test_magnitudes_are_not_voted_on(codec: jaxcomm.Codec) -> None:
+def test_codecs_with_magnitudes_are_refused(codec: jaxcomm.Codec) -> None:
     refuse("`codec` must send only signs", lambda: majority_vote(codec=codec))

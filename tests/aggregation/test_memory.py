@@ -71,7 +71,7 @@ def test_each_worker_holds_its_slice(aggregate: Any) -> None:
     assert jaxcomm.init(tx, params, 4).own.per_worker["data"][0].shape == (4, 3)
 
 
-def test_a_weight_that_is_no_scalar() -> None:
+def test_a_weight_must_be_a_scalar() -> None:
     tx, message = jaxcomm.mean(), r"`weight` must be a scalar on each worker, got shape \(2,\)"
     refuse(message, lambda: simulated(tx, jnp.ones((2, 3)), weight=jnp.ones(2)))
 
@@ -88,6 +88,6 @@ def test_a_codec_that_cannot_be_summed_is_refused() -> None:
         (jaxcomm.all_gather_mean, {"share_statistics": True}, "`share_statistics`=True shares"),
     ],
 )
-def test_feedback_needs_statistics_of_its_own(aggregate: Any, options: dict, message: str) -> None:
+def test_feedback_needs_separate_statistics(aggregate: Any, options: dict, message: str) -> None:
     codec = error_feedback(dither(bits=8))
     refuse(message, lambda: jaxcomm.init(aggregate(codec, **options), jnp.zeros(3), 4))

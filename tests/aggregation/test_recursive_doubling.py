@@ -1,4 +1,4 @@
-"""Recursive doubling of sparse sums: any number of workers, room that is short, mistakes."""
+"""Recursive doubling of sparse sums: any number of workers, too small a capacity, mistakes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,8 +31,8 @@ def test_sums_that_fit_are_exact_for_any_number_of_workers(workers: int) -> None
 
 
 @pytest.mark.slow
-def test_what_rounding_up_let_in_comes_later_too() -> None:
-    """Two rows of each of two workers find room at first; their union has room for three."""
+def test_rows_admitted_by_rounding_up_are_sent_later_too() -> None:
+    """Two rows of each of two workers fit at first; of their union, three fit."""
     given = jnp.zeros((2, 10, 1)).at[0, :2].set(1.0).at[1, 5:7].set(1.0)
     sent = draws(sparcml(density=0.15), given, 20)
     # Of 20 times 4 halves, what is still kept at the end is of a step or two.
@@ -50,15 +50,15 @@ def test_payloads_grow_with_the_sum() -> None:
     assert 32 * 328 * 7 / 8 < last < 1.05 * 32 * 328 * 7 / 8
 
 
-def test_memory_that_has_no_place() -> None:
+def test_unsupported_memory_is_refused() -> None:
     tx = jaxcomm.recursive_doubling_mean(lambda added: remainders())
     message = "takes codecs whose memory is each worker's own"
     refuse(message, lambda: jaxcomm.init(tx, jnp.zeros(3), 2))
 
 
 @pytest.mark.slow
-def test_workers_that_have_a_sum_draw_alike() -> None:
-    """Else partners would add different numbers, and replicas come apart."""
+def test_workers_with_the_same_sum_draw_equally() -> None:
+    """Else partners would add different numbers, and replicas would diverge."""
     given = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
     tx = jaxcomm.recursive_doubling_mean(lambda added: dither(levels=127))
     results = aggregate(tx, jnp.asarray(given))

@@ -71,7 +71,7 @@ METHODS = [global_qsgd, jaxcomm.mean, jaxcomm.qsgd]
         *(slow(method, {"data"}, False) for method in METHODS),
     ],
 )
-def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check: bool) -> None:
+def test_shards_are_averaged_in_place(method: Any, manual: set[str], check: bool) -> None:
     run, given = on_shards(shard_local(method("data"), SPECS), manual, check), placed()
     result, exact = run(given), method is jaxcomm.mean
     bound = max(np.abs(x).max() for x in WHOLE.values()) / (1e6 if exact else 15)
@@ -88,7 +88,7 @@ def test_shards_are_averaged_where_they_are(method: Any, manual: set[str], check
     assert sent.bytes_per_worker <= (4 if exact else 1) * (16 * 128 + 128) // 4 + 8 * 2
 
 
-def test_shards_have_norms_and_draws_of_their_own() -> None:
+def test_shards_have_separate_norms_and_draws() -> None:
     tx = shard_local(global_qsgd("data", levels=1), SPECS)
     # The same shard on all devices of the model axis, each larger than the one before.
     same = {
@@ -98,8 +98,8 @@ def test_shards_have_norms_and_draws_of_their_own() -> None:
     shards = np.split(np.asarray(result["kernel"]), 4, axis=-1)
     norms = [np.abs(shard).max() for shard in shards]
     np.testing.assert_allclose(norms[1:] / norms[0], [10, 100, 1000], rtol=1e-3)
-    apart = [(np.sign(a) != np.sign(b)).mean() for a, b in itertools.pairwise(shards)]
-    assert min(apart) > 0.2
+    differing = [(np.sign(a) != np.sign(b)).mean() for a, b in itertools.pairwise(shards)]
+    assert min(differing) > 0.2
 
 
 MISTAKES = {

@@ -131,7 +131,7 @@ def test_equals_the_unsharded_method(name: str, workers: int) -> None:
 
 
 @pytest.mark.slow
-def test_16_bit_leaves_travel_in_16_bits() -> None:
+def test_16_bit_leaves_are_sent_in_16_bits() -> None:
     """They are rounded once, as `mean` rounds them."""
     batches, tx = gradients_of(3, jnp.bfloat16), sharded_server(optax.sgd(0.125))
     expected, _ = trained(unsharded(optax.sgd(0.125)), mesh_of(3), batches, jnp.bfloat16)
@@ -151,7 +151,7 @@ def sent_bytes(tx: Any, dtype: Any = jnp.float32) -> float:
     return sent.bytes_per_worker
 
 
-def test_bytes_of_both_ends_do_not_depend_on_each_other() -> None:
+def test_push_and_pull_bytes_are_independent() -> None:
     exact, short, codes = 4 * SLICES + 4, 2 * SLICES + 4, SLICES + 4 + 4
     for push, pull, expected in [
         (None, cast("bfloat16"), exact + short),
@@ -161,7 +161,7 @@ def test_bytes_of_both_ends_do_not_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("workers", [4, slow(2), slow(8)])
-def test_memory_of_the_optimizer_falls_as_1_over_n(workers: int) -> None:
+def test_optimizer_memory_shrinks_as_1_over_n(workers: int) -> None:
     """Of the compiled program, per device: parameters, a gradient, and two moments.
 
     It gathers once and exchanges once, and no gradient is summed in an all-reduce.
@@ -206,7 +206,7 @@ def test_an_update_that_overflows_changes_no_state() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["push", "pull"])
-def test_overflow_at_either_end_is_nan_on_all_workers(end: str) -> None:
+def test_push_or_pull_overflow_is_nan_on_all_workers(end: str) -> None:
     few = nonzero(density=0.2, granularity="element")
     tx = sharded_server(optax.sgd(0.5, momentum=0.5), **{end: few})
     params, state = trained(tx, 2, [{"w": jnp.ones((2, 20))}])
@@ -284,7 +284,7 @@ def test_parameters_that_differ_by_worker_are_refused(workers: Any) -> None:
     refuse(message, lambda: jaxcomm.init(sharded_server(SGD), differ, workers))
 
 
-def test_a_clip_that_is_far_away() -> None:
+def test_an_inactive_clip_changes_nothing() -> None:
     """One that is not: tests/test_clips.py."""
     optimizer = optax.adam(0.1)
     server, whole = sharded_server(optimizer, max_norm=1e6), unsharded(optimizer)
@@ -292,7 +292,7 @@ def test_a_clip_that_is_far_away() -> None:
     chex.assert_trees_all_close(found, expected, atol=1e-5)
 
 
-def test_a_norm_that_overflows_is_nan_and_not_zero() -> None:
+def test_an_overflowing_norm_is_nan_and_not_zero() -> None:
     huge = {name: np.full_like(x, 1e30) for name, x in gradients_of(3)[0].items()}
     params, _ = trained(sharded_server(SGD, max_norm=1.0), 3, [huge])
     assert all(np.isnan(x).all() for x in jax.tree.leaves(params))

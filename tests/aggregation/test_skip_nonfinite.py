@@ -35,7 +35,7 @@ def poisoned(updates: Any, value: float = np.nan, worker: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODE_ROWS)
-def test_a_worker_of_weight_0_is_not_asked(mode: Mode) -> None:
+def test_workers_of_weight_0_do_not_decide(mode: Mode) -> None:
     updates, weights = gradients(WORKERS), [[1, 2, 0, 1], [1, np.nan, 0, 1]]
     tx = skip_nonfinite(jaxcomm.mean())
     (results, state), (none, after) = steps(tx, [poisoned(updates), updates], mode, weights)
@@ -51,14 +51,14 @@ def test_one_flag_is_sent_and_the_rest_within_the_condition(mode: Mode) -> None:
     (flag,) = [c for c in account.collectives if not c.path]
     assert flag.shape == () and flag.dtype == np.float32
     assert {c.path for c in account.collectives if c is not flag} == {("cond 2/2",)}
-    flags = 1 if mode == "checked" else 2  # Types tell that the result is equal on all.
+    flags = 1 if mode == "checked" else 2  # Types show that the result is equal on all.
     assert account.bytes_per_worker == alone.bytes_per_worker + flags * 2 * 3 / 4 * 4
     assert len(COLLECTIVE.findall(compiled(TX, updates, mode).split("ENTRY")[1])) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["checked", "vmap"])
-def test_a_mean_that_found_no_room_is_left_out(mode: Mode) -> None:
+def test_overflowing_means_are_skipped(mode: Mode) -> None:
     sparse, full = jnp.zeros((WORKERS, 8)).at[:, 1].set(1.0), jnp.ones((WORKERS, 8))
     few = jaxcomm.all_gather_mean(nonzero(density=0.25, granularity="element"))
     tx = skip_nonfinite(optax.chain(few, optax.sgd(1.0, momentum=0.5)))
@@ -88,7 +88,7 @@ def test_around_and_within_accumulate() -> None:
         slow(jaxcomm.scheduling.wait_free(jaxcomm.mean()), 2, "bbgbbbbg"),
     ],
 )
-def test_no_more_than_so_many_steps_in_a_row(
+def test_consecutive_skips_are_limited(
     mean: Any, most: int | None, batches: str, where: Any
 ) -> None:
     good, one = jnp.ones(WORKERS), jnp.float32(0)

@@ -60,7 +60,7 @@ EXPLICIT = jax.make_mesh((2, 4), AXES, axis_types=(AxisType.Explicit,) * 2)
 
 
 @pytest.mark.parametrize("where", [SIZES, slow(MESH), slow(EXPLICIT)])
-def test_what_is_not_sent_is_kept_by_its_device(where: Any) -> None:
+def test_residuals_stay_on_their_device(where: Any) -> None:
     """Parameters moved by all gradients but the mean of the residuals of the two islands."""
     tx = optax.chain(islands(OUTER), optax.sgd(RATE))
     params, (step, state) = START, prepared(loss, tx, START, where, axis_name=AXES)

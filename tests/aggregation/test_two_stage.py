@@ -19,7 +19,7 @@ from tests.workers import aggregate, gradients
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint16, jnp.float32])
-def test_messages_in_tiles_come_back(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_messages_round_trip(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a TPU lays them out: what fills tiles first, and of it each tile of 8 rows by itself."""
     shapes = [(40,), (3, 32, 256), (2**12,), (), (64, 100), (512, 128), (8, 256), (0, 128)]
     tree = [(jnp.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype) for shape in shapes]

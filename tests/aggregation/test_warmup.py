@@ -25,7 +25,7 @@ STAGES = [top(8), top(4), top(1)]
 TX = warmup(STAGES, every=2)
 
 
-def test_each_stage_is_a_branch_and_the_heaviest_is_billed() -> None:
+def test_stages_are_branches_and_the_largest_is_counted() -> None:
     account = sent(TX, jnp.zeros((4, 64)))
     found: dict[str, float] = {}
     for c in account.collectives:
@@ -46,7 +46,7 @@ def test_the_stage_of_a_late_step_sends_less() -> None:
         assert after.step == (step + 1 if step < 2**31 - 1 else 2**30)  # A full counter goes back.
 
 
-def test_an_exact_step_first_is_weighted() -> None:
+def test_exact_first_steps_are_weighted() -> None:
     tx = warmup([jaxcomm.mean(), top(1)], every=1)
     ((results, _),) = steps(tx, [np.array([[1, 2], [5, 10.0]])], weights=[[1, 3]])
     np.testing.assert_array_equal(results, [[4, 8]] * 2)
@@ -94,7 +94,7 @@ def test_within_a_hierarchy() -> None:
     assert exact < 1e-6 < coarse < 0.2
 
 
-def test_the_learning_rate_goes_up_to_its_schedule() -> None:
+def test_the_learning_rate_rises_to_its_schedule() -> None:
     schedule = jaxcomm.warmup_schedule(optax.exponential_decay(0.8, 10, 0.5), 4, 8)
     for step in range(12):
         rising = 1 / 8 + (1 - 1 / 8) * min(step / 4, 1)

@@ -24,7 +24,7 @@ def quadratic(params: Any, x: jax.Array) -> jax.Array:
     return jnp.mean((x @ params["w"] + params["b"]) ** 2)
 
 
-def test_of_gradients_it_is_one_projection_matrix() -> None:
+def test_estimates_are_projections_of_gradients() -> None:
     """Of rank K, from unit vectors: U'U / K for signs U has a diagonal of 1."""
     tx, units = zeroth_order(3, distribution="rademacher"), jnp.eye(8)
     matrix = np.stack([aggregate(tx, unit[None])[0] for unit in units])
@@ -104,7 +104,7 @@ def test_no_backward_pass_runs_and_aux_is_a_mean_over_points() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_devices_of_a_worker_are_as_good_as_workers() -> None:
+def test_devices_of_a_worker_equal_workers() -> None:
     tx = optax.chain(zeroth_order(2), optax.sgd(1.0))
     found = []
     with jax.numpy_rank_promotion("allow"):
@@ -172,7 +172,7 @@ ZEROTH = zeroth_order()
     ],
     ids=["clip", "accumulate", "delayed"],
 )
-def test_what_needs_gradients_is_refused(tx: Any) -> None:
+def test_methods_that_need_gradients_are_refused(tx: Any) -> None:
     def first() -> Any:
         step, state = prepared(total, tx, jnp.ones(3), 2)
         return step(jnp.ones(3), state, jnp.ones(2))
@@ -180,7 +180,7 @@ def test_what_needs_gradients_is_refused(tx: Any) -> None:
     refuse("`zeroth_order` evaluates the loss itself", first)
 
 
-def test_what_has_no_one_point_is_refused() -> None:
+def test_losses_without_a_single_point_are_refused() -> None:
     wait_free = jaxcomm.scheduling.wait_free
     refuse("gradients at once: leave out directions", lambda: wait_free(ZEROTH))
     own = jaxcomm.replicate(jnp.ones(3), 2)

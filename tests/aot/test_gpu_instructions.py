@@ -64,7 +64,7 @@ SEEDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
 @pytest.mark.parametrize("size", [WHOLE, RAGGED])
-def test_encode_takes_17_an_element_and_row(
+def test_encode_takes_17_instructions_per_element_and_row(
     size: int, h200: Mesh, machine_code: pathlib.Path
 ) -> None:
     def encode(x: jax.Array, seeds: jax.Array) -> jax.Array:

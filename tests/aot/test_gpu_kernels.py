@@ -67,7 +67,7 @@ def test_a_reference(row: Row, h200: Mesh, tmp_path: pathlib.Path) -> None:
     check(tmp_path, row.exact)
 
 
-def test_what_is_looked_for_is_found(h200: Mesh, tmp_path: pathlib.Path) -> None:
+def test_searched_instructions_are_found(h200: Mesh, tmp_path: pathlib.Path) -> None:
     """XLA multiplies scattered float32 by compare-and-swap, and adds int32 by an instruction."""
 
     def found(f: Callable[..., jax.Array], dtype: jax.typing.DTypeLike) -> tuple[bool, bool]:

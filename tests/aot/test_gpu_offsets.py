@@ -42,7 +42,7 @@ def test_batches_of_more_than_int32(row: Row, h200: Mesh, ptx: pathlib.Path) -> 
     assert not narrowly_multiplied(text)
 
 
-def test_what_is_looked_for() -> None:
+def test_searched_instructions() -> None:
     block = "mov.u32 \t%r36, %ctaid.y;\n"
     assert wide_factors(block + "mul.wide.u32 \t%rd7, %r36, 268435456;") == {SIZE}
     assert narrowly_multiplied(block + "mul.wide.u32 \t%rd7, %r36, 268435456;") == set()

@@ -70,7 +70,7 @@ def test_at_the_default_threshold(eight_h200: Mesh) -> None:
 
 
 @pytest.mark.parametrize("method", ["mean", "global_qsgd"])
-def test_old_gradients_overlap_without_groups(method: str, eight_h200: Mesh) -> None:
+def test_delayed_gradients_overlap_without_groups(method: str, eight_h200: Mesh) -> None:
     """What is sent is in the state, so it overlaps with the forward pass as well."""
     found = report(eight_h200, jaxcomm.delayed(METHODS[method]()), **COMBINE)
     assert found.share >= 0.9

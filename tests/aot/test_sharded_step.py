@@ -39,9 +39,7 @@ def compile_step(aggregator: Any, mesh: Mesh) -> Any:
 
 @pytest.mark.parametrize("method", ["qsgd", "top_k", "power_sgd"])
 @pytest.mark.parametrize("devices", ["eight_chips_of_two_axes", "eight_h200_of_two_axes"])
-def test_shards_stay_where_they_are(
-    devices: str, method: str, request: pytest.FixtureRequest
-) -> None:
+def test_shards_are_not_moved(devices: str, method: str, request: pytest.FixtureRequest) -> None:
     """No float32 array larger than the activations travels, and no device holds a whole matrix."""
     mesh = request.getfixturevalue(devices)
     aggregator = {

@@ -90,7 +90,7 @@ def test_a_step_copies_little(eight_chips: Mesh, method: str) -> None:
     assert cost.temporary <= most.temporary
 
 
-def test_what_is_gathered_is_not_summed(eight_chips: Mesh) -> None:
+def test_gathered_arrays_are_not_summed(eight_chips: Mesh) -> None:
     """Of a message of another size, XLA makes a sum of zeros and what each has."""
     program = cost_of(jaxcomm.qsgd(), eight_chips).program
     assert program.count(" all-gather(") + program.count(" all-gather-start(") == 1

@@ -10,7 +10,7 @@ KERNELS = [row for row in ROWS if "mosaic_tpu" in row.kernels]
 
 
 @pytest.mark.parametrize("row", KERNELS, ids=lambda row: row.label)
-def test_a_kernel_needs_no_more_room_than_stated(row: Row, chip: Mesh) -> None:
+def test_kernels_need_at_most_the_stated_memory(row: Row, chip: Mesh) -> None:
     compiled = compile_row(row, WHOLE, chip, "mosaic_tpu")
     assert "tpu_custom_call" in compiled.as_text()
     assert temporary_bytes(compiled) <= row.temporaries
@@ -22,7 +22,7 @@ def test_padding_costs_at_most_a_copy(row: Row, chip: Mesh) -> None:
     assert temporary_bytes(compiled) <= 1.5 * row.traffic(RAGGED)
 
 
-def test_unnamed_only_large_arrays_take_the_kernel(chip: Mesh) -> None:
+def test_by_default_only_large_arrays_use_the_kernel(chip: Mesh) -> None:
     taken = {
         size: "tpu_custom_call" in compile_row(KERNELS[0], size, chip, None).as_text()
         for size in (1000, WHOLE)

@@ -179,7 +179,7 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
         ("step", "1e999", "such as 0.3s"),
     ],
 )
-def test_wrong_input_has_a_message_beside_its_field(
+def test_invalid_input_has_a_message_beside_its_field(
     page: Page, file: pathlib.Path, field: str, text: str, message: str
 ) -> None:
     page.open(file)
@@ -239,7 +239,7 @@ def test_the_picture_is_to_scale_and_has_a_text(page: Page, file: pathlib.Path) 
 
 
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, NARROW)])
-def test_it_is_readable(page: Page, file: pathlib.Path, dark: bool, width: int) -> None:
+def test_the_page_is_readable(page: Page, file: pathlib.Path, dark: bool, width: int) -> None:
     page.open(file, width=width, dark=dark, fragment="workers=8&bandwidth=1Gbit")
     assert not page.is_wider_than_screen()
     behind = page.color("body", "backgroundColor")

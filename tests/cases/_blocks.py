@@ -25,14 +25,14 @@ BLOCKS = [
         dtypes="f32",
         contraction=lambda d: 1 / TWO,
         moment=lambda x: (1 - 1 / TWO) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "block_coordinate_southwell",
         # And eight sums of each block, with the flag.
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4 * 8 * TWO + 4, n),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "block_coordinate_alone",

@@ -46,8 +46,8 @@ class Case(NamedTuple):
       contraction: `coordinates -> delta`, with `E|C(x) - x|^2 <= (1 - delta) |x|^2`.
       moment: `x -> E|Q(x) - x|^2`, exactly, of one worker's float64 vector.
       feedback: The sent and the kept array of `codec` add up to its input.
-      common_coins: Workers draw the same numbers.
-      zeros_drawn: A private coin decides on a coordinate that is zero.
+      common_draws: Workers draw the same numbers.
+      zeros_drawn: A private random number decides on a coordinate that is zero.
       spreads: Coordinates that are zero on all workers need not be so in the result.
       alien: Why a small layer beside a large one does not get an update of its own magnitude, in
         the scope that the row takes by default; empty where it does.
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         the long run, of updates that do not change; `None` for the mean of workers.
       shares: The relative error that each worker's local part may have there.
       counted: The results whose mean holds every worker's part so well, where they differ.
-      settles: The error vanishes if updates do not change.
+      converges: The error vanishes if updates do not change.
       result: `updates [steps, n, d] -> results [steps, d]`, exactly, if it is no mean.
       nonfinite: Whether a NaN makes the whole update NaN, or its coordinate only.
       staged: May be any stage of `hierarchical`: one aggregator, without memory.
@@ -81,7 +81,7 @@ class Case(NamedTuple):
     contraction: Callable[[int], float] | None = None
     moment: Callable[[np.ndarray], float] | None = None
     feedback: bool = False
-    common_coins: bool = False
+    common_draws: bool = False
     fitted: bool = False
     extremes: Callable[[int], int] = lambda d: 0
     spreads: bool = False
@@ -89,7 +89,7 @@ class Case(NamedTuple):
     aim: Callable[[np.ndarray], np.ndarray] | None = None
     shares: float = 0.5
     counted: int = 24
-    settles: bool = False
+    converges: bool = False
     result: Callable[[np.ndarray], np.ndarray] | None = None
     staged: bool = True
     zeros_drawn: bool = False
@@ -140,7 +140,7 @@ def zero(*_: int) -> float:
     return 0.0
 
 
-def apart(sizes: Sizes) -> Sizes:
+def each_alone(sizes: Sizes) -> Sizes:
     return sizes
 
 
@@ -193,7 +193,7 @@ def feedback_row(
     """A row of a biased codec under error feedback, gathered; `bytes` are those of one unit."""
     codec = METHODS[name].codec(TINY)
     one = codec.scope != "leaf" if in_one is None else in_one
-    units = (lambda sizes: [sum(sizes)]) if one else apart
+    units = (lambda sizes: [sum(sizes)]) if one else each_alone
     return row(
         name,
         bytes=lambda sizes, n: (

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from tests.cases._case import LARGEST_OF_ALL, Case, feedback_row, root, row
 
 
-def _words(count: int, width: int, room: float, most: int, table: int = 0, state: int = 0) -> int:
+def _words(
+    count: int, width: int, capacity: float, most: int, table: int = 0, state: int = 0
+) -> int:
     """Bytes of rows of at most `most` integers, of their headers, and of a table.
 
     All integers in a plain form of `width` bits, and `state` bits of each row; or, beyond 64 words,
-    `room` bits per integer and 64 words, if that is less.
+    `capacity` bits per integer and 64 words, if that is less.
     """
     rows = -(-count // most)
     plain = rows * math.ceil((-(-count // rows) * width + state) / 32)
     words = plain
     if math.ceil(count * width / 32) > 64:
-        words = min(math.ceil(room * count / 32) + 64, plain)
+        words = min(math.ceil(capacity * count / 32) + 64, plain)
     return 4 * (words + -(-rows // 2) + table)
 
 

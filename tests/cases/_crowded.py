@@ -1,4 +1,4 @@
-"""Rows of codecs with a fixed capacity and twice as much input: see `tests/laws/test_room.py`.
+"""Rows of codecs with a fixed capacity and twice as much input: see `tests/laws/test_capacity.py`.
 
 A leaf has 40 rows of two coordinates, of which 20 are not zero on any worker. The capacity is 10
 rows, or 20 coordinates.

@@ -9,7 +9,7 @@ from tests.cases._feedback import momentum_corrected
 from tests.cases._sparse import index_bits_repeated, quarter
 
 LENGTHS = {3: 3, 10: 5, 1: 1}
-"""Of the first axes of leaves of so many coordinates in `tests.workers`; else all of them."""
+"""The length of the first axis of a leaf of `tests.workers`, by the number of its coordinates."""
 
 
 def all_there_is(size: int) -> int:
@@ -116,7 +116,7 @@ EXCHANGED = [
             4 * (cells(sum(sizes)) + min(4 * quarter(sum(sizes)), sum(sizes))) + 4, n
         ),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
         # All workers send the largest coordinates of the sum, as one worker with the mean would.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
         alien=LARGEST_OF_ALL,
@@ -125,9 +125,9 @@ EXCHANGED = [
         "fetch_sgd",
         bytes=lambda sizes, n: all_reduce(4 * cells(sum(sizes)) + 4, n),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
         aim=fetched,
-        # Cells are emptied of more than what was read: what is apart from the rest is lost in that.
+        # More is subtracted from a cell than was read: a value unlike the others is lost.
         shares=math.inf,
         alien=COMMON_NOISE,
     ),

@@ -49,7 +49,7 @@ def momentum_corrected(updates: np.ndarray, ratio: float) -> np.ndarray:
 
 
 FEEDBACK = [
-    _gathered_top_quarter("ef21", settles=True),
+    _gathered_top_quarter("ef21", converges=True),
     row(
         "diana",
         bytes=_bytes_of_8_bits,
@@ -57,7 +57,7 @@ FEEDBACK = [
         # For the first step; later ones quantize the difference from the shift, which is smaller.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
-        settles=True,
+        converges=True,
         staged=False,
         alien=COMMON_NOISE,
     ),

@@ -77,7 +77,7 @@ GOSSIP = [
     _case("choco_sgd", partial(oracle.choco, **COMPRESSED), absence=False, floor=30, **SPARSE),
     _case(
         "choco_sgd_over_matcha",
-        partial(oracle.choco_by_neighbour, **COMPRESSED),
+        partial(oracle.choco_by_neighbor, **COMPRESSED),
         floor=30,
         **SPARSE,
     ),

@@ -161,7 +161,7 @@ LOW_RANK = [
         "power_sgd",
         bytes=lambda sizes, n: all_reduce(4 * power_sgd_leaves(sizes) + 4, n),
         dtypes="f32",
-        common_coins=True,
+        common_draws=True,
     ),
     _laid_out(
         row(
@@ -170,7 +170,7 @@ LOW_RANK = [
             dtypes="f32",
             contraction=lambda d: 1 / d,
             moment=projection_moment,
-            common_coins=True,
+            common_draws=True,
         ),
         COLUMNS,
         _in_turn(),
@@ -191,7 +191,7 @@ LOW_RANK = [
             dtypes="f32",
             contraction=lambda d: 1 / d,
             moment=power_iteration_moment,
-            common_coins=True,
+            common_draws=True,
         ),
         COLUMNS,
     ),

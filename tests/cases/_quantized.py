@@ -9,7 +9,7 @@ from tests.cases._case import (
     Case,
     Sizes,
     all_reduce,
-    apart,
+    each_alone,
     root,
     row,
     row_size,
@@ -143,7 +143,7 @@ QUANTIZED = [
     _global_case("global_qsgd", lambda n: 15),
     _global_case("global_qsgd_8_bits", most_levels(8), lambda n: 8),
     _global_case("global_qsgd_l2", lambda n: 15, statistics=3, peak=root),
-    _global_case("global_qsgd_leaf", lambda n: 15, units=apart),
+    _global_case("global_qsgd_leaf", lambda n: 15, units=each_alone),
     _global_case("global_qsgd_buckets", lambda n: 15, units=_in_buckets_of_8),
     _gathered_case("qsgd", 127, 8),
     row(
@@ -191,7 +191,7 @@ QUANTIZED = [
     _gathered_case("qsgd_4_bits", 7, 4),
     _gathered_case("qsgd_16_bits", 32767, 16),
     _gathered_case("qsgd_l2", 127, 8, statistics=3, peak=root),
-    _gathered_case("qsgd_leaf", 127, 8, units=apart),
+    _gathered_case("qsgd_leaf", 127, 8, units=each_alone),
     row(
         "global_qsgd_exponential_two_stage",
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),

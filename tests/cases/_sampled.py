@@ -36,7 +36,7 @@ def wangni_moment(x: np.ndarray) -> float:
     return float(sum(x[p > 0] ** 2 / p[p > 0]) - sum(x**2))
 
 
-def room_of_quarter(size: int, value_bits: int) -> int:
+def bytes_of_quarter(size: int, value_bits: int) -> int:
     """Bytes of indices that may be one past the end, and of values."""
     count = quarter(size)
     return word_bytes(index_bits_repeated(count, size + 1)) + word_bytes(count * value_bits)
@@ -67,7 +67,7 @@ SAMPLED = [
         variance=lambda d, n: d / half(d) - 1,
         resolution=lambda n, d: d / half(d),
         moment=lambda x: (x.size / half(x.size) - 1) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "random_k_feedback",
@@ -75,11 +75,11 @@ SAMPLED = [
         dtypes="f32",
         contraction=lambda d: quarter(d) / d,
         moment=lambda x: (1 - quarter(x.size) / x.size) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "wangni",
-        bytes=lambda sizes, n: (n - 1) * (room_of_quarter(sum(sizes), 32) + 4),
+        bytes=lambda sizes, n: (n - 1) * (bytes_of_quarter(sum(sizes), 32) + 4),
         # Probabilities are multiples of 2**-24, or a part in a million smaller.
         variance=lambda d, n: (d / quarter(d) * (1 + 1e-5) - 1) / n,
         # What is sent is at most |x|_1 / k.
@@ -88,7 +88,7 @@ SAMPLED = [
     ),
     feedback_row(
         "threshold",
-        bytes=lambda size: room_of_quarter(size, 32),
+        bytes=lambda size: bytes_of_quarter(size, 32),
         contraction=None,
         alien=COMMON_THRESHOLD,
     ),

@@ -58,7 +58,7 @@ def s2_case(
         bytes=s2_bytes(cell_bytes, ratio, rows),
         dtypes=lambda n: {"u32", "f32" if cell_bytes == 4 else "s8"},
         with_codec=False,
-        common_coins=cell_bytes == 4,
+        common_draws=cell_bytes == 4,
         **(unbiased if exact else {"alien": COMMON_NOISE}),
         **claims,
     )
@@ -83,7 +83,7 @@ SKETCHED = [
         with_codec=False,
         spreads=True,
         moment=lambda x: (x.size - 1) / math.ceil(x.size / 2) * float(np.sum(x**2)),
-        common_coins=True,
+        common_draws=True,
     ),
     row(
         "nonzero_union",
@@ -92,7 +92,7 @@ SKETCHED = [
         variance=zero,
         resolution=zero,
         random=False,
-        common_coins=True,
+        common_draws=True,
     ),
     feedback_row(
         "nonzero",

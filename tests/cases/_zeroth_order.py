@@ -13,7 +13,7 @@ ZEROTH_ORDER = [
         # E|u <u, x>|^2 = d |x|^2 for signs, of the mean alone: all workers have the same u.
         variance=lambda d, n: (d - 1) / DIRECTIONS,
         resolution=lambda n, d: d - 1,
-        common_coins=True,
+        common_draws=True,
         spreads=True,
     ),
     row(
@@ -24,7 +24,7 @@ ZEROTH_ORDER = [
         variance=lambda d, n: (d + 1) / DIRECTIONS,
         resolution=lambda n, d: LARGEST**2 * d + 1,
         counted=16,  # Each takes long.
-        common_coins=True,
+        common_draws=True,
         spreads=True,
     ),
 ]

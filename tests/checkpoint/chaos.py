@@ -41,7 +41,7 @@ class Chaos(NamedTuple):
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; an orphan that nobody waits for has ended too."""
+    """Whether the process runs; an orphan without a waiting parent has ended too."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

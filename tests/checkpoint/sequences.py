@@ -110,7 +110,7 @@ class _Generator:
             self.add("resize")
 
     def kill(self) -> None:
-        """The next program may have other workers; it restores, or begins anew."""
+        """The next program may have other workers; it restores, or starts again."""
         if self.draw.random() < 0.3:
             self.workers = self.other()
         self.history = ()

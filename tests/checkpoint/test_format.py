@@ -39,7 +39,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_the_kept_one_is_read(tmp_path: pathlib.Path) -> None:
+def test_a_stored_checkpoint_is_read(tmp_path: pathlib.Path) -> None:
     shutil.copytree(KEPT, tmp_path / "kept")
     expected = state()
     start = jax.tree.map(

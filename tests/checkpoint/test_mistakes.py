@@ -23,7 +23,7 @@ def contents(directory: pathlib.Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
-def test_the_oldest_go(saved: pathlib.Path) -> None:
+def test_the_oldest_checkpoints_are_deleted(saved: pathlib.Path) -> None:
     for keep, steps, kept in ((2, (8,), (5, 8)), (None, (9, 10, 11, 12), (5, 8, 9, 10, 11, 12))):
         with Checkpoints(saved, keep=keep) as checkpoints:
             for step in steps:
@@ -50,7 +50,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_of_another_program(saved: pathlib.Path, name: str) -> None:
+def test_a_checkpoint_of_another_program(saved: pathlib.Path, name: str) -> None:
     make, message = OTHERS[name]
     before = contents(saved)
     with Checkpoints(saved) as checkpoints:
@@ -81,7 +81,9 @@ def test_arguments(saved: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
         Checkpoints(saved / "file")
 
 
-def test_of_another_format(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_format(
+    saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_arrays, "FORMAT", 99)
     with Checkpoints(saved) as checkpoints:
         with pytest.raises(CheckpointError, match="has format 4, and this release reads format 99"):
@@ -90,7 +92,7 @@ def test_of_another_format(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
             checkpoints.save(6, start())
 
 
-def test_a_directory_of_others(tmp_path: pathlib.Path) -> None:
+def test_a_directory_with_other_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "weights.bin").write_bytes(b"123")
     with Checkpoints(tmp_path) as checkpoints:

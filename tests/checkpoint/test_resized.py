@@ -57,7 +57,7 @@ def go_on(state: dict[str, Any], mesh: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("counts", "kind"), [((4, 3), AxisType.Auto), ((4, 8), AxisType.Explicit)], ids=str
 )
-def test_as_resize_workers_does(
+def test_restoring_equals_resize_workers(
     counts: tuple[int, int], kind: AxisType, tmp_path: pathlib.Path
 ) -> None:
     old, new = (mesh_of(n, kind) for n in counts)
@@ -79,7 +79,7 @@ def test_as_resize_workers_does(
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved["params"]))
 
 
-def test_what_cannot_be_resized(tmp_path: pathlib.Path) -> None:
+def test_state_that_cannot_be_resized_is_refused(tmp_path: pathlib.Path) -> None:
     old, new = (mesh_of(n, AxisType.Auto) for n in (4, 2))
     with Checkpoints(tmp_path / "a") as checkpoints:
         checkpoints.save(1, start(old)["opt_state"])

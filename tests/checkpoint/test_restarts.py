@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 STEPS = 20
 
 
-def test_a_replacement_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
+def test_a_replacement_continues_bit_for_bit(tmp_path: pathlib.Path) -> None:
     said = launch("--processes 4", "growing", tmp_path / "a", STEPS, 0, 0)
     assert "start again" not in said
     said = launch("--processes 4 --restarts 1", "growing", tmp_path / "b", STEPS, 8, 0)
@@ -23,7 +23,7 @@ def test_a_replacement_goes_on_bit_for_bit(tmp_path: pathlib.Path) -> None:
     assert f"4 start again from the checkpoint {saves} (restart 1 of 1)" in said
 
 
-def test_8_4_3_8_workers_lose_neither_residuals_nor_samples(tmp_path: pathlib.Path) -> None:
+def test_resizing_8_4_3_8_keeps_residuals_and_samples(tmp_path: pathlib.Path) -> None:
     """From 4 to 3 by a death."""
     launch("--processes 4 --devices-per-process 2", "growing", tmp_path, 5, 0, 0)
     options = "--processes 4 --restarts 1 --min-processes 3"

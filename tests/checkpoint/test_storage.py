@@ -81,7 +81,7 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
     assert lines[3:] == ["restored 2"] * 2, ran.stderr
 
 
-def test_a_reader_leaves_the_writer_alone(tmp_path: pathlib.Path) -> None:
+def test_readers_do_not_disturb_the_writer(tmp_path: pathlib.Path) -> None:
     """Another program that restores sees new checkpoints, and removes nothing."""
     state = {"w": jnp.ones(4)}
     with Checkpoints(tmp_path) as writer, Checkpoints(tmp_path) as reader:

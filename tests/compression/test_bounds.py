@@ -64,7 +64,7 @@ def test_contractions_by_hand(codec: Codec, delta: float | None) -> None:
 
 
 @pytest.mark.slow
-def test_dither_comes_near_its_bound() -> None:
+def test_dither_nearly_attains_its_bound() -> None:
     # One level, constant vectors: sum of p (1 - p) of p = 1 / sqrt(n d) is sqrt(n d) - 1.
     for codec, together in ((L2, 4 * 400), (blockwise(L2, 16), 4 * 16)):
         error = relative_error(codec, np.ones((4, 400)))
@@ -73,7 +73,7 @@ def test_dither_comes_near_its_bound() -> None:
 
 
 @pytest.mark.slow
-def test_exponential_dither_comes_near_its_bound() -> None:
+def test_exponential_dither_nearly_attains_its_bound() -> None:
     # Of 4/3 of a power of two, an eighth of its square; the peak, a power of two, is exact.
     x = np.where(np.arange(64) == 0, 1, 1 / 3)
     error = relative_error(exponential_dither(), x[None])

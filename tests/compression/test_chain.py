@@ -1,4 +1,4 @@
-"""Chains of codecs: what is selected, in how many bits, with what bounds; and extremes apart."""
+"""Chains of codecs: what is selected, in how many bits, with what bounds; and separate extremes."""
 
 import math
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm.compression import blockwise, chain, reserved, scaled
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
@@ -35,7 +35,7 @@ def payload_bytes(codec: Codec) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(payload_of(codec, (SIZE,))))
 
 
-def test_the_largest_of_those_drawn_in_8_bits() -> None:
+def test_top_k_of_random_k_in_8_bits() -> None:
     x, first = normal(), random_k(k=100)
     decoded = sent(chain(scaled(first), top_k(k=20), dither(bits=8)), x)
     expected = largest(x, drawn(first), 20)
@@ -47,7 +47,7 @@ def test_the_largest_of_those_drawn_in_8_bits() -> None:
     assert math.log2(math.comb(100, 20)) < 20 * 2 + 20 + 99 // 4 < 3 * 32
 
 
-def test_drawn_among_the_largest() -> None:
+def test_random_k_of_the_largest() -> None:
     x = normal()
     codec = chain(top_k(k=100), random_k(k=20))
     decoded = sent(codec, x)
@@ -61,7 +61,7 @@ def test_drawn_among_the_largest() -> None:
 @pytest.mark.parametrize(
     "first", [top_k(k=10, block_size=30), slow(top_k(k=100, sample_ratio=0.2))]
 )
-def test_the_largest_of_the_largest_is_the_largest(first: Codec) -> None:
+def test_top_k_of_top_k_is_top_k(first: Codec) -> None:
     x, codec = normal(), chain(first, top_k(k=7))
     among = np.flatnonzero(sent(first, x))
     expected = np.zeros(SIZE)
@@ -70,18 +70,18 @@ def test_the_largest_of_the_largest_is_the_largest(first: Codec) -> None:
 
 
 @pytest.mark.slow
-def test_all_selections_draw_differently() -> None:
+def test_all_selections_draw_independently() -> None:
     x, first = np.ones(SIZE, np.float32), random_k(k=200)
     decoded = sent(chain(first, random_k(k=100)), x)
     found = np.flatnonzero(decoded)
     assert len(found) == 100 and {*found} <= {*drawn(first)} and np.all(decoded[found] == 4)
-    # With the coin of the first, the second would draw among the first positions of it alike.
+    # With the key of the first, the second would draw among the same first positions of it.
     positions = np.searchsorted(drawn(first), found)
     assert {*positions} != {*drawn(random_k(k=100), 200)}
 
 
 @pytest.mark.slow
-def test_more_room_than_coordinates() -> None:
+def test_more_capacity_than_coordinates() -> None:
     x = normal(5)
     for codec in chain(top_k(k=4, block_size=4), cast("float32")), chain(random_k(k=9), top_k(k=9)):
         np.testing.assert_array_equal(sent(codec, x), x)
@@ -127,7 +127,7 @@ def test_a_bucket_in_place_of_the_extreme() -> None:
         np.testing.assert_allclose(levels, np.round(levels), atol=1e-4)
 
 
-def test_what_is_no_chain() -> None:
+def test_invalid_chains_are_refused() -> None:
     x, feedback = jnp.zeros(8), error_feedback(top_k(k=1))
     with pytest.raises(ValueError, match=r"Codec 1 of 2 .* must select"):
         chain(dither(), top_k(k=1))
@@ -144,6 +144,6 @@ def test_what_is_no_chain() -> None:
 
 def test_statistics_of_several_buckets() -> None:
     codec, x = chain(random_k(k=4), dither()), jnp.zeros(8)
-    context = Context(Coins(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
+    context = Context(Keys(*jax.random.split(jax.random.key(0))), shape=(8,), statistics_size=24)
     with pytest.raises(ValueError, match="among buckets: use `scope`='bucket'"):
         codec.measure(context, x)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm._noise import bits
 from jaxcomm.compression import blockwise, compressed_memory, rotated
-from jaxcomm.compression._compressed_memory import CompressedArray, _coins_of_array
+from jaxcomm.compression._compressed_memory import CompressedArray, _keys_of_array
 from jaxcomm.compression.feedback import diana, ef21, error_feedback, momentum_correction
 from jaxcomm.compression.quantizers import cast, dither
 from jaxcomm.compression.sparsifiers import threshold, top_k
@@ -28,7 +28,7 @@ GIVEN = np.random.default_rng(0).normal(size=(40, 5, 8)).astype(np.float32)
         (cast("bfloat16"), 2.0**-8),
     ],
 )
-def test_what_is_lost_is_the_rounding_of_the_storage(storage: Codec, step: float) -> None:
+def test_only_the_storage_rounding_is_lost(storage: Codec, step: float) -> None:
     """x + e = m + e' up to a step of the storage, which is e' here as it decodes."""
     codec = compressed_memory(error_feedback(top_k(k=3)), storage)
     plain = error_feedback(top_k(k=3))
@@ -47,7 +47,7 @@ def test_what_is_lost_is_the_rounding_of_the_storage(storage: Codec, step: float
 def decoded(storage: Codec, kept: CompressedArray, shape: tuple[int, ...]) -> np.ndarray:
     """By the storage's own functions, from the words that are kept."""
     key = jax.random.wrap_key_data(kept.seeds, impl="threefry2x32")
-    context = Context(Coins(key, key), statistics=kept.statistics, shape=shape)
+    context = Context(Keys(key, key), statistics=kept.statistics, shape=shape)
     return np.asarray(storage.decode(context, kept.payload), np.float64)
 
 
@@ -80,11 +80,11 @@ def test_a_payload_that_is_not_finite_is_not_kept(storage: Codec) -> None:
 
 
 @pytest.mark.slow
-def test_each_array_of_a_memory_draws_apart() -> None:
+def test_arrays_of_a_memory_draw_independently() -> None:
     """Also their first coordinates; over many keys, the bits of two arrays are independent."""
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 64)
     first, second = (
-        np.array([bits(_coins_of_array(Coins(key, key), i).private, (8,)) for key in keys])
+        np.array([bits(_keys_of_array(Keys(key, key), i).private, (8,)) for key in keys])
         for i in (0, 1)
     )
     assert not np.any(first == second)

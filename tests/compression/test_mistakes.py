@@ -24,7 +24,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_what_is_no_codec(name: str) -> None:
+def test_invalid_codecs_are_refused(name: str) -> None:
     mistakes: list[tuple[Any, str]] = [
         (top_k, "got the function `top_k`: call it, as in `top_k(...)`."),
         (jaxcomm.mean(), ", such as"),
@@ -34,6 +34,6 @@ def test_what_is_no_codec(name: str) -> None:
             WRAPPERS[name](mistake)
 
 
-def test_every_wrapper_is_asked() -> None:
+def test_every_wrapper_checks_its_codec() -> None:
     makers = {"error_feedback", *feedback.__all__}
     assert {*WRAPPERS} == makers | {"blockwise", "rotated", "scaled"}

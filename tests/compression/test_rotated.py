@@ -1,4 +1,4 @@
-"""Rotations: orthogonal, drawn alike by all workers, and what they spare a spiky vector."""
+"""Rotations: orthogonal, equal on all workers, and what they spare a spiky vector."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Codec, Coins, Context
+from jaxcomm import Codec, Context, Keys
 from jaxcomm.compression import blockwise, rotated
 from jaxcomm.compression._transforms import hadamard
 from jaxcomm.compression.feedback import error_feedback
@@ -17,7 +17,7 @@ from jaxcomm.testing._codec import require_sums
 from tests.codecs import draws
 from tests.slow import slow
 
-COINS = Coins(jax.random.key(0), jax.random.key(1))
+KEYS = Keys(jax.random.key(0), jax.random.key(1))
 
 
 class Whole(NamedTuple):
@@ -51,11 +51,11 @@ def test_the_transform_against_its_matrix(size: int) -> None:
     [((7, 5), 1e-30), slow((), 1.0), slow((0,), 1.0), slow((64,), 1.0), slow((65,), 1e37)],
     ids=str,
 )
-def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: float) -> None:
+def test_lengths_are_kept_and_the_inverse_is_exact(shape: tuple[int, ...], scale: float) -> None:
     codec = rotated(LOSSLESS)
     x = np.random.default_rng(1).normal(size=shape) * scale
     given = jnp.asarray(x, jnp.float32)
-    context = Context(COINS, shape=shape)
+    context = Context(KEYS, shape=shape)
     payload, _ = codec.encode(context, given)
     (words,) = payload
     assert words.shape == (2 ** int(np.ceil(np.log2(max(x.size, 1)))),)
@@ -68,25 +68,25 @@ def test_lengths_stay_and_the_way_back_is_exact(shape: tuple[int, ...], scale: f
     assert x.size <= 1 or np.abs(twice - words).max() > 0.1 * scale
 
 
-def test_workers_turn_alike_and_steps_apart() -> None:
+def test_rotations_are_equal_on_workers_and_differ_by_step() -> None:
     codec, x = rotated(LOSSLESS), jnp.linspace(-1, 1, 64)
     keys = jax.random.split(jax.random.key(5), 3)
-    first, alike, apart = (
-        np.asarray(codec.encode(Context(Coins(public, private), shape=x.shape), x)[0].words)
-        for public, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
+    first, same_shared, other_shared = (
+        np.asarray(codec.encode(Context(Keys(shared, private), shape=x.shape), x)[0].words)
+        for shared, private in [(keys[0], keys[1]), (keys[0], keys[2]), (keys[1], keys[2])]
     )
-    np.testing.assert_array_equal(first, alike)
-    assert np.abs(first - apart).max() > 0.1
+    np.testing.assert_array_equal(first, same_shared)
+    assert np.abs(first - other_shared).max() > 0.1
 
 
-def test_the_codec_inside_draws_apart() -> None:
+def test_the_inner_codec_draws_independently() -> None:
     seen = []
     inner = LOSSLESS.replace(
-        measure=lambda context, x: seen.append(jax.random.key_data(context.coins.public)) or ()
+        measure=lambda context, x: seen.append(jax.random.key_data(context.keys.shared)) or ()
     )
     x = jnp.ones(4)
     for codec in (inner, rotated(inner), rotated(rotated(inner))):
-        codec.measure(Context(COINS, shape=x.shape), x)
+        codec.measure(Context(KEYS, shape=x.shape), x)
     assert len({tuple(map(int, key)) for key in seen}) == 3
 
 

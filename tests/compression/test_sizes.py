@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from jaxcomm import Codec, Coins
+from jaxcomm import Codec, Keys
 from jaxcomm.compression import (
     blockwise,
     feedback,
@@ -89,7 +89,7 @@ OF_MATRICES = {"row power_sgd_factor_codec"}
 
 def trace(codec: Codec, size: int) -> jax.Array:
     def once(key: jax.Array, x: jax.Array) -> jax.Array:
-        context = context_of(codec, x, Coins(key, key))
+        context = context_of(codec, x, Keys(key, key))
         payload, _ = codec.encode(context, x)
         return codec.decode(context.received(), payload)
 
@@ -113,7 +113,7 @@ def test_more_than_an_int32_counts(name: str) -> None:
                 assert str(named) in str(error) and "\n" not in str(error)
 
 
-def test_fetch_sgd_says_it_when_state_is_made() -> None:
+def test_fetch_sgd_refuses_large_sizes_at_init() -> None:
     tx = jaxcomm.fetch_sgd(sketch_ratio=0.1, k=100)
     with pytest.raises(ValueError, match=r"2147483648 coordinates, .* split the leaf"):
         jax.eval_shape(

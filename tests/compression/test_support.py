@@ -21,7 +21,7 @@ from tests.slow import slow
         ((3,), 10, 1, 10),
     ],
 )
-def test_a_bit_is_set_where_a_part_is_not_zero(
+def test_bits_mark_nonzero_parts(
     shape: tuple[int, ...], granularity: _support.Granularity, count: int, width: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -37,13 +37,13 @@ def test_a_bit_is_set_where_a_part_is_not_zero(
     assert int(_support.count(words)) == np.sum(expected)
 
 
-@pytest.mark.parametrize("room", [64, slow(1), slow(7), slow(1000)])
-def test_windows_of_members_are_all_of_them_once(room: int) -> None:
+@pytest.mark.parametrize("capacity", [64, slow(1), slow(7), slow(1000)])
+def test_windows_cover_all_members_once(capacity: int) -> None:
     parts = _support.Parts(777, 1, 777)
-    members = jax.jit(functools.partial(_support.members, room=room, parts=parts))
+    members = jax.jit(functools.partial(_support.members, capacity=capacity, parts=parts))
     for density in (0.0, 0.03, 0.5, 1.0):
         mask = np.random.default_rng(1).random(777) < density
-        words, starts = _bits.pack_bits(jnp.asarray(mask)), range(0, max(mask.sum(), 1), room)
+        words, starts = _bits.pack_bits(jnp.asarray(mask)), range(0, max(mask.sum(), 1), capacity)
         found = np.concatenate([members(words, jnp.int32(first)) for first in starts])
         there = np.flatnonzero(mask)
         assert sorted(found[: there.size]) == list(there)

@@ -77,7 +77,7 @@ def test_the_models_have_the_published_sizes() -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_of_the_transformer_is_that_of_a_guess() -> None:
+def test_the_initial_transformer_loss_is_that_of_a_uniform_guess() -> None:
     model = measure.SMALL
     batch = jax.random.randint(jax.random.key(0), (4, model.length + 1), 0, model.words)
     with jax.numpy_dtype_promotion("standard"):  # For Flax.
@@ -152,7 +152,7 @@ def test_the_pages_are_those_of_the_committed_records() -> None:
     assert bool(found) == (pages.sentence(found) != pages.NONE)
 
 
-def test_no_page_speaks_of_measured_devices_without_the_records() -> None:
+def test_pages_mention_measured_devices_only_with_records() -> None:
     claim = re.compile(
         r"no gpu|no (gpu or )?tpu (has|is|was)|(is|are) \**not (timed|measured)\s", re.I
     )

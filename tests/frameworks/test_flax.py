@@ -89,7 +89,7 @@ def test_train_state(method: str) -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_a_framework_that_calls_init_is_told_how() -> None:
+def test_frameworks_that_call_init_get_an_explanation() -> None:
     with pytest.raises(ValueError, match=r"is not bound here.*`tx._replace\(init=lambda"):
         TrainState.create(apply_fn=None, params=dense("feedback").params, tx=with_feedback(0.1))
 

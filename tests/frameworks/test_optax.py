@@ -89,7 +89,7 @@ def promotion() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["muon", *map(slow, sorted({*WORKS} - {"muon"}))])
-def test_it_trains(name: str) -> None:
+def test_supported_transformations_train(name: str) -> None:
     mesh, tx, params = mesh_of(4), WORKS[name](), start()
     opt_state = jaxcomm.init(tx, params, mesh)
     step = jaxcomm.make_step(loss_fn, tx, mesh)
@@ -102,7 +102,7 @@ def test_it_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused(name: str) -> None:
+def test_unsupported_transformations_are_refused(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises(ValueError, match=message) as caught:
         tx = make()

@@ -56,7 +56,7 @@ def keep_largest(x: Array, k: int) -> Array:
 
 @_stacked
 def choco(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
-    """Of one fixed W: everybody's copies are the same."""
+    """Of one fixed W: the copies of all workers are the same."""
     known = np.zeros_like(x)
     for update, w in steps:
         half = x + update
@@ -66,18 +66,18 @@ def choco(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array
 
 
 @_stacked
-def choco_by_neighbour(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
-    """Each pair has copies of its own, which change when the two talk."""
+def choco_by_neighbor(x: Array, steps: Steps, *, k: int, step_size: float) -> Iterator[Array]:
+    """Each pair has copies of its own, which change when the two communicate."""
     n = len(x)
-    told = np.zeros((n, n, x.shape[1]))  # [i, j]: what i has told j.
+    copies = np.zeros((n, n, x.shape[1]))  # [i, j]: what i has sent to j.
     for update, w in steps:
         half = x + update
-        talks = (w != 0) & ~np.eye(n, dtype=bool)
-        for i, j in np.argwhere(talks):
-            told[i, j] += keep_largest((half[i] - told[i, j])[None], k)[0]
+        links = (w != 0) & ~np.eye(n, dtype=bool)
+        for i, j in np.argwhere(links):
+            copies[i, j] += keep_largest((half[i] - copies[i, j])[None], k)[0]
         x = half.copy()
-        for i, j in np.argwhere(talks):
-            x[i] += step_size * w[i, j] * (told[j, i] - told[i, j])
+        for i, j in np.argwhere(links):
+            x[i] += step_size * w[i, j] * (copies[j, i] - copies[i, j])
         yield x
 
 
@@ -119,7 +119,7 @@ def late_steps(x: Array, steps: Steps, *, staleness: int) -> Iterator[Array]:
 def exact_now_and_then(x: Array, steps: Steps, *, every: int) -> Iterator[Array]:
     for t, (update, w) in enumerate(steps, 1):
         x = w @ x + update
-        here = np.count_nonzero(w, axis=1) > 1  # Who hears nobody is absent, or alone.
+        here = np.count_nonzero(w, axis=1) > 1  # Without neighbors, a worker is absent or alone.
         if t % every == 0 and here.any():
             x[here] = x[here].mean(axis=0)
         yield x

@@ -32,7 +32,7 @@ def pair(i: int, j: int, own: float = 0.5, n: int = 4) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_refuses_what_is_not_connected(method: str) -> None:
+def test_every_method_refuses_disconnected_graphs(method: str) -> None:
     with pytest.raises(ValueError, match="Worker 0 never agrees with 2: the graph is not conn"):
         METHODS[method](IN_PAIRS)
 
@@ -49,12 +49,12 @@ def test_every_method_refuses_what_is_not_connected(method: str) -> None:
         (gossip.matcha_plan(gossip.ring(4), budget=0.5)._replace(alpha=1.9), "agree"),
     ],
 )
-def test_what_never_agrees_is_refused(mixing: Any, message: str) -> None:
+def test_mixings_without_consensus_are_refused(mixing: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gossip.dpsgd(mixing)
 
 
-def test_one_way_is_not_enough() -> None:
+def test_one_directional_links_are_not_enough() -> None:
     with pytest.raises(ValueError, match="Worker 1 never agrees with 0"):
         gossip.sgp(np.array([[1.0, 0.5], [0.0, 0.5]]))
 
@@ -70,7 +70,7 @@ def test_one_way_is_not_enough() -> None:
         nx.path_graph(1000),
     ],
 )
-def test_what_agrees_is_taken(mixing: Any) -> None:
+def test_mixings_with_consensus_are_accepted(mixing: Any) -> None:
     gossip.dpsgd(mixing)
 
 
@@ -84,7 +84,7 @@ def _spread(matrices: list[np.ndarray]) -> float:
     return float(np.max(np.abs(product - mean)))
 
 
-def test_as_products_do() -> None:
+def test_acceptance_matches_products_of_matrices() -> None:
     """Random lists of weights between pairs, some negative, against 4096 rounds of them."""
     rng, taken = np.random.default_rng(0), []
     for _ in range(60):

@@ -42,9 +42,9 @@ def test_float32_stays_float32_where_float64_is_possible(case: GossipCase) -> No
     ids=repr,
 )
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
-def test_what_parameters_of_16_bits_reach(case: GossipCase, dtype: jax.typing.DTypeLike) -> None:
-    """A few units in the last place, in which neighbours differ by too little to be mixed."""
-    x = jnp.asarray(start(8) + 4, dtype)  # About one exponent, so that units are alike.
+def test_accuracy_of_16_bit_parameters(case: GossipCase, dtype: jax.typing.DTypeLike) -> None:
+    """A few units in the last place, in which neighbors differ by too little to be mixed."""
+    x = jnp.asarray(start(8) + 4, dtype)  # About one exponent, so that units are equal.
     found, _ = trajectory(case.make(8), x, jnp.zeros((MANY, 8, 12), dtype))
     first = np.asarray(x, np.float64)
     unit = float(jnp.finfo(dtype).eps) * 4

@@ -14,7 +14,7 @@ EVERY, COUNT = 3, 12
 
 
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
-def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipCase) -> None:
+def test_every_method_continues_from_the_exact_mean(case: GossipCase) -> None:
     """The mean of what was there at first and of all steps since, on all workers, each time.
 
     Then steps are 0: workers that agree stay as they are, whatever the method remembers.
@@ -33,7 +33,7 @@ def test_every_method_is_set_to_its_exact_mean_and_goes_on_rightly(case: GossipC
 
 
 @pytest.mark.parametrize("case", [case for case in gossip_rows(8) if case.absence], ids=repr)
-def test_who_is_absent_is_not_averaged(case: GossipCase) -> None:
+def test_absent_workers_are_not_averaged(case: GossipCase) -> None:
     present, x = np.array([True, True, False, True, True, False, True, True]), start(8)
     exact = gossip.periodic_averaging(EVERY, case.make(8))
     nothing = np.zeros((EVERY, 8, 12), np.float32)
@@ -44,13 +44,13 @@ def test_who_is_absent_is_not_averaged(case: GossipCase) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_it_can_be_asked_for_in_any_step(asked: bool) -> None:
+def test_exact_averages_can_be_requested_in_any_step(asked: bool) -> None:
     dpsgd = gossip.dpsgd(gossip.ring(8))
     found, _ = trajectory(dpsgd, start(8), steps(1, 8), exact=jnp.array(asked))
     assert (np.ptp(found[0], axis=0).max() < 1e-6) == asked
 
 
-def test_it_sends_in_its_steps_alone() -> None:
+def test_exact_averages_send_only_in_their_steps() -> None:
     run, args = program(gossip.periodic_averaging(EVERY, gossip.dpsgd(gossip.ring(8))))
     sent = jaxcomm.wire.account(run, *args).collectives
     sums = [c for c in sent if c.primitive == "all_reduce"]

@@ -60,7 +60,7 @@ def test_present_and_weight_are_in_the_formula(case: GossipCase) -> None:
 
 
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
-def test_only_ratios_of_weights_matter_and_what_is_no_weight_is_seen(case: GossipCase) -> None:
+def test_only_weight_ratios_matter_and_invalid_weights_are_reported(case: GossipCase) -> None:
     def weighted(weight: Any, updates: np.ndarray) -> np.ndarray:
         return trajectory(tx, start(8), updates, first=first, weight=jnp.asarray(weight))[0]
 

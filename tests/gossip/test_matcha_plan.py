@@ -40,7 +40,7 @@ def test_the_whole_budget_is_dpsgd_with_the_best_constant(base: Base) -> None:
 
 
 @pytest.mark.parametrize("base", [GRAPHS[0], *map(slow, GRAPHS[1:])], ids=repr)
-def test_what_is_drawn_is_what_was_planned(base: Base) -> None:
+def test_draws_follow_the_planned_probabilities(base: Base) -> None:
     """How often, and the mean squared distance after a step, of what contracts least."""
     plan, draws = gossip.matcha_plan(base.matchings, 0.5), 20_000
     mixing = gossip.to_mixing(plan)
@@ -62,7 +62,7 @@ def test_what_is_drawn_is_what_was_planned(base: Base) -> None:
     assert abs(left.mean() - plan.rho) < 4 * left.std() / draws**0.5
 
 
-def test_of_a_graph_of_two_workers_and_of_one() -> None:
+def test_plans_for_two_workers_and_for_one() -> None:
     plan = gossip.matcha_plan(gossip.torus(4, 4), 0.5)
     assert len(plan.matchings) == 4 and plan.workers == 16
     edges = {edge for matching in plan.matchings for edge in matching}
@@ -72,7 +72,7 @@ def test_of_a_graph_of_two_workers_and_of_one() -> None:
     assert gossip.matcha_plan(nx.path_graph(1), 0.5).matchings == ()
 
 
-def test_all_links_now_and_then_is_as_good_as_computed_elsewhere() -> None:
+def test_random_periodic_matches_known_values() -> None:
     # rho of the periodic baseline at budgets .5, .2, .1, computed with another programme.
     known = {0: (0.8269, 0.9308, 0.9654), 1: (0.9650, 0.9860, 0.9930), 5: (0.7772, 0.9109, 0.9554)}
     graphs = {0: GRAPHS[0], 1: GRAPHS[1], 5: next(g for g in GRAPHS if g.graph.size() == 8)}

@@ -71,7 +71,7 @@ def test_a_mesh_of_any_kind(case: GossipCase, kind: AxisType, workers: int) -> N
 
 @pytest.mark.parametrize("checked", [True, slow(False)])
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
-def test_a_training_in_one_scan_is_that_of_steps(case: GossipCase, checked: bool) -> None:
+def test_a_scan_equals_single_steps(case: GossipCase, checked: bool) -> None:
     """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
     tx = optax.chain(jaxcomm.per_worker(optax.sgd(0.1, momentum=0.5)), case.make(8))
     params, batches, mesh = jnp.ones(12), steps(6, 8), meshes_of(8)[0 if checked else 1]

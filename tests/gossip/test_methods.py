@@ -1,4 +1,4 @@
-"""Laws of gossip, of every row of the table: its equations, what it keeps, and who is left out."""
+"""Laws of gossip, of every row of the table: its equations, what it keeps, and absent workers."""
 
 import functools
 from typing import Any
@@ -68,7 +68,7 @@ def check(case: GossipCase, workers: int, mutant: Mutant | None = None) -> None:
 
 
 @pytest.mark.slow
-def test_two_axes_are_as_good_as_one() -> None:
+def test_two_axes_equal_one() -> None:
     """8 workers with targets of their own, of which all draw the same matchings."""
     axes, sizes = ("dcn", "ici"), {"dcn": 2, "ici": 4}
     mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
@@ -89,8 +89,8 @@ def test_two_axes_are_as_good_as_one() -> None:
 
 
 @pytest.mark.parametrize("case", gossip_rows(8), ids=repr)
-def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCase) -> None:
-    """As if the step had not been: parameters, memory, coins and turns."""
+def test_skip_nonfinite_skips_on_all_workers(case: GossipCase) -> None:
+    """As if the step had not been: parameters, memory, keys and turns."""
     tx = jaxcomm.skip_nonfinite(optax.chain(optax.identity(), case.make(8)))
     updates, at = steps(7, 8), LOST[0]
     updates[LOST][5] = np.nan
@@ -101,7 +101,7 @@ def test_with_skip_nonfinite_all_leave_it_out_and_nothing_is_lost(case: GossipCa
     assert (state.skipped_steps, after.skipped_steps) == (1, 0)
 
 
-def test_diagnostics_count_what_is_left_out() -> None:
+def test_diagnostics_count_skipped_updates() -> None:
     tx, updates = gossip.dpsgd(gossip.ring(8), diagnostics=True), steps(6, 8)
     updates[2, 0], updates[2, 3, 5] = np.inf, np.nan
     weight = np.ones(8, np.float32)
@@ -110,7 +110,7 @@ def test_diagnostics_count_what_is_left_out() -> None:
         assert state.diagnostics["skipped_steps"] == expected
 
 
-def test_what_the_dtype_cannot_hold_is_left_out() -> None:
+def test_unrepresentable_updates_are_skipped() -> None:
     """Steps of float16 beyond 65504: by itself, by its weight, and added to parameters."""
     updates, first = np.zeros((1, 4, 3), np.float16), np.zeros((4, 3), np.float16)
     updates[0, :, 1] = 6.5e4, 3e4, 4e4, 4e4

@@ -34,7 +34,7 @@ COARSE = compression.quantizers.dither(levels=1, norm="l2")
         (lambda: gossip.hypercube(6), r"A hypercube has 2\*\*k workers, got `workers`=6"),
     ],
 )
-def test_said_when_it_is_built(make: Callable[[], Any], message: str) -> None:
+def test_errors_at_construction(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -49,7 +49,7 @@ def test_said_when_it_is_built(make: Callable[[], Any], message: str) -> None:
         (optax.partition({"a": optax.chain(DPSGD, optax.scale(2.0))}, "a"), "must be last"),
     ],
 )
-def test_said_when_state_is_made(tx: Any, message: str) -> None:
+def test_errors_at_init(tx: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jaxcomm.init(tx, jaxcomm.replicate(jnp.ones(100), 4), 4)
 
@@ -70,14 +70,14 @@ MOMENTUM = optax.chain(optax.sgd(0.1, momentum=0.9), DPSGD)
         (DPSGD, True, {"weight": jnp.ones(4)}, r"`weight` must be a scalar on each worker, got"),
     ],
 )
-def test_said_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> None:
+def test_errors_in_a_step(tx: Any, replicated: bool, extra: Any, message: str) -> None:
     params = jaxcomm.replicate(jnp.ones(12), 4) if replicated else jnp.ones(12)
     step = jaxcomm.simulate(loss, tx, 4)
     with pytest.raises(ValueError, match=message):
         step(params, jaxcomm.init(tx, params, 4), jnp.ones(4), **extra)
 
 
-def test_said_in_an_update() -> None:
+def test_errors_in_an_update() -> None:
     def update(x: jax.Array) -> jax.Array:
         return DPSGD.update(x, DPSGD.init(x), x, weight=-1)[0]
 
@@ -86,7 +86,7 @@ def test_said_in_an_update() -> None:
 
 
 @pytest.mark.parametrize("method", [DPSGD, synchronization.local_sgd(1)])
-def test_a_list_says_who_is_present(method: Any) -> None:
+def test_presence_can_be_a_list(method: Any) -> None:
     tx = optax.chain(optax.sgd(0.1), method)
     found = []
     for present in ([True, False, True, True], jnp.array([True, False, True, True])):

@@ -24,8 +24,8 @@ def test_symmetric_and_doubly_stochastic(make: Any, workers: int, rule: str) -> 
     weights = gossip.mixing_matrix(graph, rule)
     np.testing.assert_array_equal(weights, weights.T)
     np.testing.assert_allclose(weights.sum(axis=0), 1, rtol=1e-12)
-    apart = nx.to_numpy_array(graph) == 0
-    assert (weights[apart & ~np.eye(len(graph), dtype=bool)] == 0).all()
+    unconnected = nx.to_numpy_array(graph) == 0
+    assert (weights[unconnected & ~np.eye(len(graph), dtype=bool)] == 0).all()
     assert gossip.to_mixing(weights).rho < 1
 
 
@@ -45,7 +45,7 @@ def test_rho_and_gap_of_one_matrix(rule: str) -> None:
     np.testing.assert_allclose([mixing.rho, mixing.gap], [slowest**2, 1 - slowest], rtol=1e-9)
 
 
-def test_a_star_is_as_busy_as_its_center() -> None:
+def test_the_degree_of_a_star_is_that_of_its_center() -> None:
     mixing = gossip.to_mixing(nx.star_graph(4))
     assert mixing.workers == 5 and mixing.degree == 4 and mixing.expected_rounds == 4
     np.testing.assert_array_equal(mixing.messages, [4, 1, 1, 1, 1])
@@ -64,7 +64,7 @@ def test_the_degree_of_push_sum_is_of_senders_and_it_has_no_one_rate() -> None:
         mixing.rho.hex()
 
 
-def test_turns_are_taken_one_after_the_other() -> None:
+def test_graphs_alternate_in_order() -> None:
     mixing = gossip.cyclic(gossip.one_peer_exponential(8), "push")
     flags = flags_of(mixing, 7)
     np.testing.assert_array_equal(flags, np.eye(3, dtype=bool)[np.arange(7) % 3])
@@ -89,7 +89,7 @@ def test_lists_of_numbers_are_a_matrix_and_lists_of_graphs_are_turns() -> None:
     assert len(gossip.to_mixing([np.asarray(half), nx.path_graph(2)]).matrices) == 2
 
 
-def test_lazy_halves_what_is_taken_in() -> None:
+def test_lazy_mixing_halves_the_neighbor_weights() -> None:
     plan = gossip.matcha_plan(gossip.ring(4), budget=0.5)
     mixing = gossip.lazy_mixing(plan)
     for matrix in mixing.matrices:
@@ -98,7 +98,7 @@ def test_lazy_halves_what_is_taken_in() -> None:
 
 
 @pytest.mark.parametrize("mixing", [gossip.torus(3, 3), gossip.one_peer_exponential(8)])
-def test_a_drawing_is_a_png(mixing: Any, tmp_path: pathlib.Path) -> None:
+def test_graphs_are_drawn_as_png(mixing: Any, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "graph.png"
     gossip.draw(mixing, file)
     inked = image.imread(file)[..., :3].mean(axis=-1) < 0.8

@@ -47,7 +47,7 @@ def test_against_numpy(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 8])
-def test_any_two_workers_meet_equally_often(workers: int) -> None:
+def test_all_pairs_exchange_equally_often(workers: int) -> None:
     mixing = gossip.random_pairs(workers)
     pairs = [tuple(map(int, pair)) for m in mixing.matrices for pair in np.argwhere(np.triu(m, 1))]
     assert sorted(pairs) == [*itertools.combinations(range(workers), 2)]

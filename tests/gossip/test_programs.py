@@ -88,7 +88,7 @@ def test_permutations_of_matcha_are_inside_conditionals() -> None:
     assert sum(holds.values()) == 2 and set(holds) <= branches
 
 
-def test_narrow_parameters_are_sent_narrow() -> None:
+def test_16_bit_parameters_are_sent_in_16_bits() -> None:
     params = jaxcomm.replicate(jnp.zeros(12, jnp.bfloat16), 8)
     tx = gossip.dpsgd(gossip.ring(8))
     step = jaxcomm.simulate(lambda w, b: jnp.sum(w.astype(jnp.float32)) * jnp.mean(b), tx, 8)

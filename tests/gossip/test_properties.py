@@ -12,7 +12,7 @@ from tests.gossip.workers import start, trajectory
 ALL = compression.sparsifiers.top_k(k=12)
 
 
-def test_d2_reaches_the_optimum_of_unlike_workers_and_dpsgd_does_not() -> None:
+def test_d2_but_not_dpsgd_reaches_the_optimum_of_heterogeneous_workers() -> None:
     targets, rng = start(8, seed=3), np.random.default_rng(4)
     curvature = rng.uniform(0.5, 2, (8, 12)).astype(np.float32)
     best = np.sum(curvature * targets, axis=0) / np.sum(curvature, axis=0)
@@ -51,9 +51,9 @@ def test_the_step_size_of_theory() -> None:
     ],
     ids=["dpsgd", "choco_sgd", "per_neighbor"],
 )
-def test_diagnostics_tell_how_far_neighbors_are_apart(tx: optax.GradientTransformation) -> None:
+def test_diagnostics_report_the_disagreement_of_neighbors(tx: optax.GradientTransformation) -> None:
     x, w = start(8), gossip.mixing_matrix(gossip.ring(8))
-    apart = np.sum(w * np.sum((x[:, None] - x[None]) ** 2, axis=-1))
+    distance = np.sum(w * np.sum((x[:, None] - x[None]) ** 2, axis=-1))
     _, state = trajectory(tx, x, np.zeros((1, 8, 12), np.float32))
-    np.testing.assert_allclose(state.diagnostics["disagreement"], apart, rtol=1e-5)
+    np.testing.assert_allclose(state.diagnostics["disagreement"], distance, rtol=1e-5)
     assert state.diagnostics["rounds"] == 2

@@ -59,7 +59,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_said_by_what_needs_it() -> None:
+def test_missing_packages_are_named() -> None:
     root = str(Path(jaxcomm.__file__).parents[1])
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -40,7 +40,7 @@ def test_any_pattern_of_messages(pattern: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 64])
-def test_rings_take_two_and_one_peer_graphs_one(workers: int) -> None:
+def test_rings_take_two_rounds_and_one_peer_graphs_one(workers: int) -> None:
     assert len(to_rounds(gossip.mixing_matrix(gossip.ring(workers)))) == min(workers - 1, 2)
     for graph in gossip.one_peer_exponential(workers):
         weights = nx.to_numpy_array(graph, nodelist=range(workers)).T
@@ -62,5 +62,5 @@ def test_matchings_are_disjoint_and_complete(workers: int, probability: float, s
 
 
 @pytest.mark.parametrize("graph", [gossip.ring(8), gossip.hypercube(8), gossip.torus(4, 4)])
-def test_as_few_matchings_as_the_degree_where_workers_are_of_two_kinds(graph: nx.Graph) -> None:
+def test_bipartite_graphs_need_as_many_matchings_as_the_degree(graph: nx.Graph) -> None:
     assert len(to_matchings(graph)) == graph.degree[0]

@@ -17,7 +17,7 @@ WAYS = [(jaxcomm.simulate, lambda workers: workers), (jaxcomm.make_step, mesh_of
 
 @pytest.mark.parametrize(("make", "laid_out"), WAYS, ids=["simulate", "mesh"])
 @pytest.mark.parametrize("case", gossip_rows(4), ids=repr)
-def test_of_8_where_there_are_4(case: GossipCase, make: Any, laid_out: Any) -> None:
+def test_state_of_8_workers_on_4_is_refused(case: GossipCase, make: Any, laid_out: Any) -> None:
     def loss(x: jax.Array, batch: jax.Array) -> jax.Array:
         return jnp.sum(x) * jnp.mean(batch)
 

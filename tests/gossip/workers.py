@@ -111,8 +111,9 @@ def flags_of(mixing: gossip.Mixing, count: int, seed: int = 0) -> np.ndarray:
     key = jax.random.key(seed, impl="threefry2x32")
 
     def draw(step: jax.Array) -> jax.Array:
-        coin, _ = _noise.make_coins(key, step, 2, jnp.int32(0))  # As with one unit of parameters.
-        return mixing.active(coin.public, step)
+        # As with one unit of parameters.
+        keys, _ = _noise.keys_per_unit(key, step, 2, jnp.int32(0))
+        return mixing.active(keys.shared, step)
 
     return np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(count, dtype=jnp.uint32)))
 

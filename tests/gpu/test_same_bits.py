@@ -64,7 +64,7 @@ def test_the_choice_for_this_device_is_right_too(cpu: jax.Device, gpu: jax.Devic
         check(row, jax.jit(row.function(LARGE, None))(*jax.device_put(arguments, gpu)), wanted)
 
 
-def test_buffers_can_be_given_away(gpu: jax.Device) -> None:
+def test_buffers_can_be_donated(gpu: jax.Device) -> None:
     row = next(row for row in ROWS if row.label == "dequantize, 8 bits, accumulate")
     codes, scale, total = jax.device_put(row.arguments(LARGE), gpu)
     wanted = jax.jit(row.function(LARGE, None))(codes, scale, total)

@@ -1,4 +1,4 @@
-"""The command line of `python -m jaxcomm.launch`, and what it tells each process."""
+"""The command line of `python -m jaxcomm.launch`, and the environment of each process."""
 
 import re
 
@@ -30,7 +30,7 @@ MISTAKES = [
 ]
 
 
-def test_what_is_wrong_is_one_line_before_anything_starts(
+def test_errors_are_one_line_before_any_process_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for arguments, message in MISTAKES:
@@ -40,16 +40,16 @@ def test_what_is_wrong_is_one_line_before_anything_starts(
         assert message in stderr and stderr.count("\n") == 1
 
 
-def test_what_each_process_is_told() -> None:
+def test_the_environment_of_each_process() -> None:
     given = {
         "HOME": "/root",
         "JAX_PLATFORMS": "cuda",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    *_, told = environments_of([0, 1, 3], 2, given)  # Slot 2 is left out.
-    address = told["JAX_COORDINATOR_ADDRESS"]
+    *_, last = environments_of([0, 1, 3], 2, given)  # Slot 2 is omitted.
+    address = last["JAX_COORDINATOR_ADDRESS"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
-    assert told == {
+    assert last == {
         "HOME": "/root",
         "JAX_PLATFORMS": "cuda",
         "JAX_COORDINATOR_ADDRESS": address,

@@ -60,6 +60,6 @@ def test_the_choice_of_the_user_and_other_devices_keep_theirs() -> None:
     assert not memory_environment(cpu | {"GLIBC_TUNABLES": ""})
     assert not memory_environment(cpu | {"MALLOC_ARENA_MAX": "2"})
     assert not memory_environment({"JAX_PLATFORMS": "cuda,cpu"})
-    (told,) = environments_of([0], 1, cpu)
-    assert told.items() >= memory_environment(cpu).items()
+    (environment,) = environments_of([0], 1, cpu)
+    assert environment.items() >= memory_environment(cpu).items()
     assert environments_of([0], 1, cpu | {TUNABLES: "x"})[0][TUNABLES] == "x"

@@ -17,7 +17,7 @@ def in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_cluster")
-def test_no_step_of_the_service_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_of_the_preemption_service_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def reached(number: int) -> bool:
@@ -41,7 +41,7 @@ def test_a_service_that_is_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         _Preemption().ask(0)
 
 
-def test_a_process_alone_notes_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_notes_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:

@@ -78,7 +78,7 @@ def test_lines_are_prefixed_and_success_is_0(run: Run) -> None:
         ("os.kill(os.getpid(), 40)", 168, "signal 40"),
     ],
 )
-def test_the_first_failure_ends_all_and_says_who_and_why(
+def test_the_first_failure_ends_all_and_is_reported(
     run: Run, end: str, code: int, how: str
 ) -> None:
     started = time.monotonic()
@@ -90,16 +90,18 @@ def test_the_first_failure_ends_all_and_says_who_and_why(
 
 
 @pytest.mark.parametrize("end", [f"os._exit({LostProcessError.code})", "os.abort()"])
-def test_a_consequence_is_not_taken_for_the_cause(run: Run, end: str) -> None:
-    # The victim is seen first, as where the system is slow to tell who has died.
+def test_consequences_are_not_reported_as_the_cause(run: Run, end: str) -> None:
+    # The victim is seen first, as where the system is slow to report which process has died.
     code, _, stderr = run(f"{end} if own == '0' else (time.sleep(0.2), os.kill(os.getpid(), 9))")
     assert code == 137 and "process 1 of 2 has ended with signal SIGKILL" in stderr
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+    not hasattr(os, "waitid"), reason="not Linux: waitid reports a suspended process"
 )
-def test_one_that_is_suspended_is_the_cause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspended_process_is_reported_as_the_cause(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_processes, "GRACE_SECONDS", 0.3)
     code, _, stderr = run(
         "os.kill(os.getpid(), signal.SIGSTOP) if own == '1' else (time.sleep(0.5), os.abort())"
@@ -108,9 +110,9 @@ def test_one_that_is_suspended_is_the_cause(run: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "waitid"), reason="not Linux: a suspended process is told by waitid"
+    not hasattr(os, "waitid"), reason="not Linux: waitid reports a suspended process"
 )
-def test_one_that_has_just_ended_is_not_suspended() -> None:
+def test_an_ended_process_is_not_suspended() -> None:
     """It ended after it was last asked: the launcher itself failed, and started nothing again."""
     process = _processes._Process(0, ["-c", "pass"], os.environ, [])
     os.waitid(os.P_PID, process._popen.pid, os.WEXITED | os.WNOWAIT)
@@ -126,7 +128,7 @@ def test_a_long_grace_is_not_for_failures(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_once_and_waits(run: Run, number: signal.Signals) -> None:
+def test_a_signal_is_forwarded_once(run: Run, number: signal.Signals) -> None:
     program = f"""
 def end(number, _):
     print('got', number, flush=True)
@@ -170,7 +172,7 @@ def test_all_start_again_while_restarts_are_left(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_one_that_failed_is_left_out(run: Run) -> None:
+def test_failed_processes_are_omitted(run: Run) -> None:
     program = "print('slot', os.environ['JAX_LOCAL_DEVICE_IDS'], flush=True); time.sleep(1)\n"
     program += "sys.exit(5 * (own == '1'))"
     options = ["--processes", "3", "--restarts", "2", "--min-processes", "2"]
@@ -210,7 +212,7 @@ def launcher(program: str, **pipes: int) -> subprocess.Popen:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not Linux: its signal to orphans")
 @pytest.mark.parametrize("stuck", ["time.sleep(1000)", "sum(range(10**12))"])
-def test_no_worker_is_left_of_a_launcher_that_is_killed(stuck: str) -> None:
+def test_workers_end_with_a_killed_launcher(stuck: str) -> None:
     """Also of workers that are in native code, so that no other thread of theirs runs."""
     started = launcher(
         f"import os, time; print(os.getpid(), flush=True); {stuck}; time.sleep(1000)",
@@ -224,13 +226,13 @@ def test_no_worker_is_left_of_a_launcher_that_is_killed(stuck: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not Linux: reads /proc")
-def test_what_a_process_has_started_ends_with_it(run: Run) -> None:
+def test_child_processes_end_with_their_parent(run: Run) -> None:
     begin = "import subprocess; child = subprocess.Popen(['sleep', '1000']); "
     code, stdout, _ = run(begin + "print(child.pid); sys.exit(3)", "--processes", "1")
     assert code == 3 and soon(lambda: not is_alive(int(stdout.split()[1])))
 
 
-def test_a_reader_that_goes_away_ends_all() -> None:
+def test_a_closed_output_pipe_ends_all() -> None:
     reading, writing = os.pipe()
     started = launcher(
         "import time\nwhile True:\n print('x', flush=True); time.sleep(0.01)",
@@ -246,19 +248,19 @@ def test_a_reader_that_goes_away_ends_all() -> None:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_it_is_stopped_while_nobody_reads_its_output(stream: str) -> None:
+def test_it_stops_while_its_output_is_not_read(stream: str) -> None:
     reading, writing = os.pipe()
     flood = f"import sys\nwhile True: print('x' * 1000, file=sys.{stream}, flush=True)"
     started = launcher(flood, stdout=writing, stderr=writing)
     os.close(writing)
-    assert os.read(reading, 1) == b"["  # It has begun; from now on nobody reads.
+    assert os.read(reading, 1) == b"["  # It has begun; from now on no one reads.
     time.sleep(1)
     started.send_signal(signal.SIGTERM)
     assert started.wait(15) == 128 + signal.SIGTERM
     os.close(reading)
 
 
-def test_a_line_without_an_end_is_written_in_pieces(run: Run) -> None:
+def test_unterminated_lines_are_written_in_pieces(run: Run) -> None:
     code, stdout, _ = run("sys.stdout.write('x' * 10**6)", "--processes", "1")
     pieces = stdout.splitlines()
     assert code == 0 and sum(len(piece) - len("[0] ") for piece in pieces) == 10**6

@@ -31,7 +31,7 @@ def test_masked_and_partition(case: Case) -> None:
         results = aggregate(tx, updates)
         exact = np.asarray(updates["bias"]).mean(axis=0)
         np.testing.assert_allclose(results["bias"][0], exact, rtol=1e-5, atol=1e-6)
-        # Under the same path, by which coins are drawn.
+        # Under the same path, by which keys are drawn.
         alone = aggregate(case.make(), {"kernel": updates["kernel"]})
         np.testing.assert_array_equal(results["kernel"], alone["kernel"])
 

@@ -31,7 +31,7 @@ def test_contraction(case: Case, size: int) -> None:
 
 @pytest.mark.parametrize("size", [7, slow(1), slow(64), slow(300)])
 @pytest.mark.parametrize("case", CONTRACTIONS, ids=repr)
-def test_the_codec_states_no_more_than_holds(case: Case, size: int) -> None:
+def test_codecs_claim_only_what_holds(case: Case, size: int) -> None:
     codec = case.compressor
     variance, contraction, _ = codec.claims
     stated = contraction(size, 1) if contraction else 1 - variance(size, 1)

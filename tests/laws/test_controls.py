@@ -13,7 +13,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import diloco, local_sgd
 from jaxcomm.testing import AGGREGATOR_LAWS, check_local
 from tests.cases import CASES, Case
-from tests.laws.test_draws import check_workers_draw_apart
+from tests.laws.test_draws import check_workers_draw_independently
 from tests.laws.test_wire import check_bytes
 
 (HONEST,) = (c for c in CASES if c.name == "global_qsgd_8_bits")
@@ -24,7 +24,7 @@ def row(make: Callable[[], Any]) -> Case:
     return HONEST._replace(make=lambda axis="data", seed=0: make())
 
 
-def _anothers_coins() -> Any:
+def _keys_of_another_worker() -> Any:
     codec = dither(bits=8)
     return jaxcomm.all_reduce_mean(
         codec.replace(encode=lambda context, x: codec.encode(context.received(), x))
@@ -35,16 +35,16 @@ def _one_bit_too_narrow() -> Any:
     codec = dither(bits=8)
     half = lambda count: max(count // 2, 1)  # noqa: E731
 
-    def told_of_half(context: Context) -> Context:
+    def with_half(context: Context) -> Context:
         """Half the workers, so that the codec does not refuse a sum that overflows."""
         return context.replace(workers=half(context.workers), count=half(context.count))
 
     def decode(context: Context, payload: object) -> jax.Array:
-        doubled = codec.decode(told_of_half(context), payload)
+        doubled = codec.decode(with_half(context), payload)
         return doubled * half(context.count) / context.count
 
     narrow: Codec = codec.replace(
-        encode=lambda context, x: codec.encode(told_of_half(context), x), decode=decode
+        encode=lambda context, x: codec.encode(with_half(context), x), decode=decode
     )
     return jaxcomm.all_reduce_mean(narrow)
 
@@ -54,7 +54,7 @@ def _overflow(case: Case) -> None:
 
 
 LAWS: dict[str, tuple[Callable[[Case], None], Callable[[], Any]]] = {
-    "another's coins": (check_workers_draw_apart, _anothers_coins),
+    "another's keys": (check_workers_draw_independently, _keys_of_another_worker),
     "too narrow a sum": (_overflow, _one_bit_too_narrow),
     "floats in place of 8 bits": (lambda case: check_bytes(case, 8), jaxcomm.mean),
 }

@@ -20,22 +20,22 @@ def halfway(case: Case) -> jax.Array:
     return jnp.asarray(updates)
 
 
-def check_workers_draw_apart(case: Case) -> None:
-    # Four workers round one number, each up or down: with private coins, the sum takes more than
-    # the two values of a common coin.
+def check_workers_draw_independently(case: Case) -> None:
+    # Four workers round one number, each up or down: with private keys, the sum takes more than
+    # the two values of a common key.
     result = aggregate(case.make(), halfway(case))
     assert len(np.unique(result[0, case.extremes(SIZE) + 1 :])) > 2
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in RANDOM if not (c.rerounds or c.common_coins)], ids=repr
+    "case", [c for c in RANDOM if not (c.rerounds or c.common_draws)], ids=repr
 )
-def test_workers_draw_apart(case: Case) -> None:
-    check_workers_draw_apart(case)
+def test_workers_draw_independently(case: Case) -> None:
+    check_workers_draw_independently(case)
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=repr)
-def test_steps_draw_apart(case: Case) -> None:
+def test_steps_draw_independently(case: Case) -> None:
     tx, given = case.make(), halfway(case)
     run, ones = aggregator(tx, WORKERS, "vmap"), np.ones(WORKERS, np.float32)
     first, state = run(given, initial(tx, given, "vmap"), ones)

@@ -21,14 +21,14 @@ from tests.workers import aggregator, initial
 
 SIDE = 32  # Updates are square, and so large that roundings of one step average out.
 BEFORE = 16  # Steps in which memory converges, if there is any.
-ALIKE = 2  # Steps of a row that neither draws nor remembers: of one update, and of its opposite.
+REPEATED = 2  # Steps of a row that neither draws nor remembers: of one update, and of its opposite.
 NEAR = 0.06  # Less than half of 1/7, by which a mean over a worker too few is off.
 NAN = (3, 1, 1)  # The worker and the place.
 UPDATES = jax.ShapeDtypeStruct((WORKERS, SIDE, SIDE), jnp.float32)
 
 
 @functools.cache
-def alike_and_apart() -> tuple[np.ndarray, np.ndarray]:
+def common_and_local_parts() -> tuple[np.ndarray, np.ndarray]:
     """The common part of updates, [d], and the local parts, [n, d], all orthogonal."""
     rng = np.random.default_rng(0)
     patterns = scipy.linalg.hadamard(2 * WORKERS)[1 : WORKERS + 1]
@@ -54,9 +54,9 @@ def first_state(case: Case) -> Any:
 @functools.cache
 def first_and_counted(case: Case) -> tuple[int, int]:
     """The first step whose result counts, and how many do."""
-    if remembers(first_state(case)) or case.settles:
+    if remembers(first_state(case)) or case.converges:
         return BEFORE, case.counted
-    return 0, case.counted if case.random else ALIKE
+    return 0, case.counted if case.random else REPEATED
 
 
 def asked_of(case: Case) -> tuple[int, bool]:
@@ -70,7 +70,7 @@ def updates_of(steps: int, voted: bool) -> np.ndarray:
     if voted:
         signs[1::2] = -0.1
         return (signs * close_votes()).astype(np.float32)
-    common, own = alike_and_apart()
+    common, own = common_and_local_parts()
     return (signs * (common + own)).astype(np.float32)
 
 
@@ -126,14 +126,14 @@ def check_every_worker(case: Case, mutant: Mutant) -> None:
     check_shares(found[first:].mean(axis=0), aims_of(case)[first:].mean(axis=0), case.shares)
     if case.feedback:
         check_nothing_is_lost(case, updates, found, state)
-    if case.settles:
+    if case.converges:
         peak = np.abs(updates).max()
         assert np.abs(found[-1] - updates[-1].mean(axis=0)).max() <= 1e-2 * peak
 
 
 def check_shares(found: np.ndarray, aim: np.ndarray, off: float) -> None:
     """Means over time, [d], hold all of the common part and most of each local part."""
-    common, own = alike_and_apart()
+    common, own = common_and_local_parts()
     assert abs(found @ common / (aim @ common) - 1) <= NEAR
     assert np.all(np.abs(own @ found / (own @ aim) - 1) <= off)
 

@@ -67,7 +67,7 @@ def test_every_method_takes_leaves_that_are_cut(case: Case) -> None:
     [jaxcomm.global_qsgd(), jaxcomm.shard_local(jaxcomm.global_qsgd(), SPECS)],
     ids=["whole", "shard_local"],
 )
-def test_both_kinds_of_axes_give_the_same_parameters(tx: Any) -> None:
+def test_auto_and_explicit_axes_give_the_same_parameters(tx: Any) -> None:
     results = []
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = mesh_of(kind)

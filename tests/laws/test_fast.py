@@ -51,16 +51,16 @@ WRAPPERS: dict[str, tuple[Callable[[Codec], Codec], list[Codec]]] = {
     "diana": (diana, [dither(bits=8)]),
     "ecq": (ecq, [dither(bits=8)]),
     "ef21": (ef21, [top_k(ratio=0.25), power_iteration(1)]),
-    "elias": (lambda codec: elias(codec, room=40.0), [dither(bits=8), ternary(clip=2.5)]),
+    "elias": (lambda codec: elias(codec, capacity=40.0), [dither(bits=8), ternary(clip=2.5)]),
     "error_feedback": (
         error_feedback,
         [dither(bits=8), top_k(ratio=0.25), coarse_top_k(ratio=0.25), power_iteration(1)],
     ),
-    "golomb_rice": (lambda codec: golomb_rice(codec, room=40.0), [top_k(ratio=0.25)]),
+    "golomb_rice": (lambda codec: golomb_rice(codec, capacity=40.0), [top_k(ratio=0.25)]),
     "local_clip": (lambda codec: local_clip(codec, 1.0), [dither(bits=8), top_k(ratio=0.25)]),
     "momentum": (lambda codec: momentum(codec, 0.5), [power_iteration(1), top_k(ratio=0.25)]),
     "momentum_correction": (momentum_correction, [top_k(ratio=0.25)]),
-    "rans": (lambda codec: rans(codec, room=40.0), [dither(bits=8)]),
+    "rans": (lambda codec: rans(codec, capacity=40.0), [dither(bits=8)]),
     "reserved": (lambda codec: reserved(codec, top_k(k=1)), [dither(bits=8)]),
     "rotated": (rotated, [dither(bits=8)]),
     "scaled": (scaled, [dither(bits=8), random_k(ratio=0.5)]),
@@ -72,8 +72,8 @@ CASES = [
 ]
 
 
-def test_every_wrapper_is_here() -> None:
-    """All wrappers have a row; `measured_room` returns a number."""
+def test_every_wrapper_has_a_row() -> None:
+    """All wrappers have a row; `measured_capacity` returns a number."""
     wrappers = {
         name
         for package in (compression, feedback, codes)
@@ -82,7 +82,7 @@ def test_every_wrapper_is_here() -> None:
         and {"codec", "codecs"} & inspect.signature(function).parameters.keys()
     }
     here = WRAPPERS.keys() - {"none", "chain, drawn"}
-    assert wrappers - {"measured_room"} == here
+    assert wrappers - {"measured_capacity"} == here
 
 
 def with_doubled_result(codec: Codec) -> Codec:

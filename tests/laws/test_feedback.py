@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Keys
 from tests.cases import CASES, Case
 from tests.codecs import context_of
 from tests.slow import slow
@@ -19,7 +19,7 @@ def check_feedback(case: Case, shape: tuple[int, ...]) -> None:
 
     @jax.jit
     def step(key: jax.Array, memory: object, x: jax.Array) -> tuple[jax.Array, object]:
-        context = context_of(codec, x, Coins(*jax.random.split(key)), memory)
+        context = context_of(codec, x, Keys(*jax.random.split(key)), memory)
         payload, memory = codec.encode(context, x)
         return codec.decode(context.received(), payload), memory
 

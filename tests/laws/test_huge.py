@@ -14,7 +14,7 @@ NO_MAGNITUDE = {"majority_vote", "sign_sgd", "signum", "local_clip", "deep_gradi
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in FIXED], ids=repr)
-def test_a_huge_update_is_right_or_not_finite(case: Case) -> None:
+def test_huge_updates_are_correct_or_nonfinite(case: Case) -> None:
     rng = np.random.default_rng(0)
     signs = rng.choice([-1.0, 1.0], size=(12, 8))
     given = (rng.uniform(0.5, 1.9, size=(2, 12, 8)) * signs).astype(np.float32)

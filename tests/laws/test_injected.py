@@ -100,7 +100,7 @@ OPTIONS = [
 ]
 
 
-def test_every_constructor_is_here() -> None:
+def test_every_constructor_has_a_row() -> None:
     assert {*CALLED} | WITHOUT_NUMBERS == _constructors()
 
 
@@ -118,7 +118,7 @@ def _run(name: str, option: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_an_option_works_or_says_how(name: str, option: str) -> None:
+def test_options_work_or_explain_how(name: str, option: str) -> None:
     try:
         _run(name, option)
     except ValueError as error:

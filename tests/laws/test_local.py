@@ -98,7 +98,7 @@ def floats(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", LOCAL)
-def test_weights_absence_and_nan_are_those_of_the_equation(case: LocalCase) -> None:
+def test_weights_absence_and_nan_follow_the_equation(case: LocalCase) -> None:
     """One program: weights that differ by step, some 0, over a NaN; workers that are absent."""
     weights = RNG.integers(0, 3, (STEPS, N)).astype(np.float32)
     gradients, present = GRADIENTS.copy(), ALL.copy()
@@ -152,7 +152,7 @@ globals().update({f"test_{law.replace(' ', '_')}": _law(law) for law in LOCAL_LA
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in LOCAL if case.aggregates], ids=repr)
-def test_where_the_mean_finds_no_room_workers_go_on(case: LocalCase) -> None:
+def test_an_overflowing_mean_leaves_workers_unchanged(case: LocalCase) -> None:
     """One coordinate fits, all do not; the next averaging round includes their movements."""
     fits = jaxcomm.all_gather_mean(nonzero(density=0.25, granularity="element"))
     tx = case.neutral(optax.sgd(1.0), PERIOD, aggregator=fits)
@@ -228,7 +228,7 @@ def of_targets(tx: Any) -> Any:
         if place != "aggregator" or case.aggregates
     ],
 )
-def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, place: str) -> None:
+def test_a_nan_stays_on_its_worker_and_is_counted(case: LocalCase, place: str) -> None:
     """Worker i is drawn to i, so that all are drawn to 3.5."""
     tx = placed(case, place)
     run = of_targets(tx)
@@ -271,7 +271,7 @@ def test_one_nan_once_stays_with_its_worker_and_is_counted(case: LocalCase, plac
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float64")])
 @pytest.mark.parametrize("case", LOCAL)
-def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
+def test_small_steps_accumulate_in_any_dtype(case: LocalCase, dtype: str) -> None:
     """What 16 bits cannot hold, a quarter of their spacing, the anchor keeps."""
     with jax.enable_x64(dtype == "float64"):
         narrow, wide = dtype == "bfloat16", np.dtype("float64" if dtype == "float64" else "float32")
@@ -288,7 +288,7 @@ def test_small_steps_add_up_in_any_dtype(case: LocalCase, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("case", LOCAL)
-def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
+def test_float64_survives_a_float32_weight(case: LocalCase) -> None:
     """If one worker has skipped a step, shares are 3/11 and 2/11."""
     with jax.enable_x64(True):
         gradients = GRADIENTS[:PERIOD].astype(np.float64)
@@ -301,7 +301,7 @@ def test_float64_is_not_lost_to_a_share_of_float32(case: LocalCase) -> None:
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
-def test_a_training_in_one_scan_is_that_of_steps(case: LocalCase, checked: bool) -> None:
+def test_a_scan_equals_single_steps(case: LocalCase, checked: bool) -> None:
     """`tx.init` and the loop are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
     tx, mesh = case.make(optax.sgd(0.1, momentum=0.5)), meshes_of(N)[0 if checked else 1]
     params, batches = leaves_of(jnp.asarray(START[0])), leaves_of(GRADIENTS)

@@ -24,7 +24,7 @@ from tests.workers import (
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_a_training_in_one_scan_is_that_of_steps(case: Case, checked: bool) -> None:
+def test_a_scan_equals_single_steps(case: Case, checked: bool) -> None:
     """`tx.init` and the loss are inside `jax.shard_map`, unchecked with plain `jax.grad`."""
     tx, mesh = momentum_sgd(case), meshes(4)[not checked]
     params, state, batch = start_of_linear(case)
@@ -56,7 +56,7 @@ def test_a_training_in_one_scan_is_that_of_steps(case: Case, checked: bool) -> N
 
 @pytest.mark.parametrize("inner", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_two_axes_are_as_good_as_one(case: Case, inner: int) -> None:
+def test_two_axes_equal_one(case: Case, inner: int) -> None:
     workers = 2 * inner
     updates = gradients(workers)
     mesh = jax.make_mesh(

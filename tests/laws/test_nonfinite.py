@@ -20,8 +20,8 @@ def bits(tree: object) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case) -> None:
-    """Neither residuals nor coins; and the step is counted."""
+def test_skip_nonfinite_skips_on_all_workers_and_changes_nothing(case: Case) -> None:
+    """Neither residuals nor keys; and the step is counted."""
     trial, updates = AggregatorTrial(jaxcomm.skip_nonfinite(case.make()), 4), gradients(4)
     _, state = trial.step(updates, trial.first(updates, "checked"), "checked")
     spoiled = {**updates, "kernel": updates["kernel"].at[2, 1, 1].set(np.nan)}
@@ -33,7 +33,7 @@ def test_with_skip_nonfinite_all_skip_it_and_nothing_changes(case: Case) -> None
 
 
 @pytest.mark.parametrize("method", ["local_sgd", "gossip"])
-def test_per_worker_skips_together_before_methods_of_many(method: str) -> None:
+def test_per_worker_skipping_before_methods_of_all_workers(method: str) -> None:
     """All skip the step of one worker; its number is counted on each, and training goes on."""
     own = jaxcomm.per_worker(jaxcomm.skip_nonfinite(optax.sgd(0.5, momentum=0.5)))
     exchange = local_sgd(1) if method == "local_sgd" else gossip.dpsgd(gossip.ring(4))

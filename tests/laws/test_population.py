@@ -14,7 +14,7 @@ MEMBERS, WORKERS = 2, 2
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_a_population_is_its_members(case: Case) -> None:
+def test_a_population_equals_its_members(case: Case) -> None:
     tx, step = scheduled(case)
     params, targets = start_and_targets()
     state = jaxcomm.init(tx, params, mesh_of(WORKERS))

@@ -131,7 +131,7 @@ def test_a_memory_in_8_bits_keeps_its_mean(old: int, new: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ownership", ["block", slow("cyclic")])
-def test_slices_in_8_bits_are_joined_and_cut_anew(ownership: str) -> None:
+def test_quantized_slices_are_resliced(ownership: str) -> None:
     """The owners' residuals, and the mean of the senders', within a step of the codes."""
     tx = jaxcomm.two_stage_mean(EIGHT_BITS, scope="bucket", ownership=ownership)
     params, state = trained(tx, 8)
@@ -171,7 +171,7 @@ def test_the_mean_of_residuals_is_kept(method: str, old: int, new: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["bucket", "leaf"])
 @pytest.mark.parametrize(("old", "new"), COUNTS)
-def test_slices_are_joined_and_cut_anew(old: int, new: int, scope: str) -> None:
+def test_slices_are_resliced(old: int, new: int, scope: str) -> None:
     """What is sent in the end: updates, and the residuals at both ends, add up to all gradients."""
     rate, codec = 0.25, error_feedback(top_k(ratio=0.25))
     tx = jaxcomm.sharded_server(optax.sgd(rate, momentum=0.5), codec, codec, scope=scope)
@@ -305,7 +305,7 @@ def test_local_methods_keep_their_anchor(case: LocalCase) -> None:
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(moved))
 
 
-def test_what_has_no_rule_is_named() -> None:
+def test_state_without_a_resize_rule_is_named() -> None:
     tx = optax.GradientTransformation(
         lambda params: jaxcomm.PerWorker({"data": jnp.zeros((1,), jnp.uint32)}),
         lambda updates, state, params=None: (updates, state),

@@ -230,7 +230,7 @@ def test_a_ring_of_another_length_is_an_error(name: str, before: int, after: int
 
 @pytest.mark.parametrize("before,after", [(2, 1), (1, 2), (2, 0)])
 @pytest.mark.parametrize("name", OWN_RINGS)
-def test_messages_under_way_of_another_length_are_an_error(
+def test_pending_messages_of_another_length_are_an_error(
     name: str, before: int, after: int
 ) -> None:
     make = OWN_RINGS[name]

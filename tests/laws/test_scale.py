@@ -43,5 +43,5 @@ def test_a_small_layer_moves_at_its_own_rate(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.slow) for c in BIASED if c.alien], ids=repr
 )
-def test_the_others_say_why_not(case: Case) -> None:
+def test_the_other_methods_have_a_reason(case: Case) -> None:
     assert not 0.2 < ratio(case) < 5

@@ -57,7 +57,7 @@ def trained(aggregator: Any, shards: int, params: Any, steps: int = 2, **options
 
 
 @pytest.mark.parametrize("case", NESTABLE, ids=repr)
-def test_one_shard_is_the_whole(case: Case) -> None:
+def test_one_shard_equals_the_whole(case: Case) -> None:
     """With one shard, the wrapper changes no bit of a group of leaves: here, of each leaf."""
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     wrapped = trained(jaxcomm.shard_local(case.make(), SPECS), 1, params, shard_axes="model")
@@ -66,7 +66,7 @@ def test_one_shard_is_the_whole(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", NESTABLE, ids=repr)
-def test_types_prove_what_differs(case: Case) -> None:
+def test_types_show_what_differs_by_worker(case: Case) -> None:
     """Parameters are equal on all workers; the state keeps its structure, shapes and marks."""
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     tx = jaxcomm.shard_local(case.make(), SPECS)
@@ -76,7 +76,7 @@ def test_types_prove_what_differs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_whole_leaves_are_not_gathered_in_silence(case: Case) -> None:
+def test_whole_leaves_are_not_gathered_silently(case: Case) -> None:
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     if case.name in WITHOUT_FLATTENING:
         trained(case.make(), 4, params, steps=0, shard_axes="model")

@@ -43,7 +43,7 @@ def test_init_without_arrays(case: Case) -> None:
 
 @pytest.mark.parametrize("donate", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_scanned_donated_and_stepped_alike(case: Case, donate: bool) -> None:
+def test_scanned_donated_and_single_steps_are_equal(case: Case, donate: bool) -> None:
     params, state, batch = start_of_linear(case)
     scanned, losses = _scanned(case)(params, state, batch)
     for expected in losses:
@@ -71,7 +71,7 @@ def _scanned(case: Case) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_checkpoint_and_resume_bit_equal(case: Case, tmp_path: pathlib.Path) -> None:
-    """The state is donated to the next step while it is written; a run begins as if anew."""
+    """The state is donated to the next step while it is written; a new run starts from it."""
     step = of_linear(case, donate=True)
 
     def steps(state: dict[str, Any], count: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("case", MERGED, ids=repr)
-def test_what_merges_merges_when_wrapped(case: Case, wrapper: str) -> None:
+def test_wrapped_codecs_still_merge(case: Case, wrapper: str) -> None:
     updates, times = gradients(5), 1000
     sample = draws(jaxcomm.merged_mean(WRAPPERS[wrapper](case.codec)), updates, times)
     off = np.abs(sample.mean(axis=0) - flat(updates).mean(axis=0))

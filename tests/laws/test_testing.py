@@ -47,7 +47,7 @@ def whole(
     """Rounds to int8, relative to the largest magnitude over workers."""
 
     def stochastic(context: Context, x: jax.Array) -> jax.Array:
-        return jnp.floor(x + jax.random.uniform(context.coins.private, x.shape))
+        return jnp.floor(x + jax.random.uniform(context.keys.private, x.shape))
 
     rounded = round_ or stochastic
 
@@ -94,7 +94,7 @@ class Halves(NamedTuple):
     value: jax.Array
 
 
-def _told_twice() -> Codec:
+def _same_entry_twice() -> Codec:
     """The largest coordinate of each half."""
 
     def encode(context: Context, x: jax.Array) -> tuple[Halves, Memory]:
@@ -110,7 +110,7 @@ def _told_twice() -> Codec:
 
 
 def _private(context: Context, x: jax.Array) -> jax.Array:
-    return x + jax.random.uniform(context.coins.private)
+    return x + jax.random.uniform(context.keys.private)
 
 
 def _counted() -> Codec:
@@ -139,7 +139,7 @@ def _called_again() -> Codec:
     return Codec(encode=encode, decode=lambda context, payload: payload.codes.astype(jnp.float32))
 
 
-def _mapped_apart() -> Codec:
+def _different_under_vmap() -> Codec:
     """It behaves differently under `jax.vmap`."""
 
     @jax.custom_batching.custom_vmap
@@ -156,11 +156,11 @@ def _mapped_apart() -> Codec:
     )
 
 
-def _settled_apart() -> Codec:
+def _finalized_differently() -> Codec:
     """Its shared memory after a step differs by worker."""
 
     def finalize(context: Context, payload: Any, mean: jax.Array) -> tuple[jax.Array, Memory]:
-        own = jax.random.uniform(context.coins.private)
+        own = jax.random.uniform(context.keys.private)
         return mean, context.memory._replace(shared=own)
 
     return with_memory(Memory(shared=jnp.zeros(())), finalize=finalize)
@@ -193,12 +193,12 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
         "sums",
         lambda: _decoded(lambda context, x: x * context.count, whole()),
     ),
-    "decodes by the private coin": ("receivers decode", lambda: _decoded(_private, whole())),
+    "decodes by the private key": ("receivers decode", lambda: _decoded(_private, whole())),
     "decodes by its memory": (
         "receivers decode",
         lambda: _decoded(lambda context, x: x + context.memory.own, with_memory(OWN)),
     ),
-    "tells a coordinate twice": ("entries", _told_twice),
+    "tells a coordinate twice": ("entries", _same_entry_twice),
     "measures no NaN": (
         "NaN shows",
         lambda: whole(
@@ -216,16 +216,16 @@ BROKEN_CODECS: dict[str, tuple[str, Callable[[], Codec]]] = {
             fast=Fast(exposes_nonfinite=("decode",))
         ),
     ),
-    "draws anew in each call": ("same coins", _called_again),
-    "draws anew in each trace": ("jit", _counted),
-    "rounds otherwise under vmap": ("vmap", _mapped_apart),
+    "draws again in each call": ("same keys", _called_again),
+    "draws again in each trace": ("jit", _counted),
+    "rounds otherwise under vmap": ("vmap", _different_under_vmap),
     "changes what is shared in encode": (
         "encode leaves shared memory",
         lambda: _encode_then(
             lambda after: after._replace(shared=after.shared + 1), with_memory(COUNT)
         ),
     ),
-    "shares its own": ("finalize is equal on all workers", _settled_apart),
+    "shares its own": ("finalize is equal on all workers", _finalized_differently),
     "remembers in another dtype": (
         "memory types",
         lambda: _encode_then(
@@ -381,7 +381,7 @@ BROKEN_AGGREGATORS = {
         lambda: jaxcomm.all_reduce_mean(whole(round_=lambda context, x: jnp.trunc(x))),
         {"unbiased": True},
     ),
-    "nobody averages": Broken("replicas", lambda: optax.identity()),
+    "no worker averages": Broken("replicas", lambda: optax.identity()),
     "a NaN swallowed": Broken(
         "nonfinite", lambda: changed(each(_swallowed), before=True), {"nonfinite": "coordinate"}
     ),

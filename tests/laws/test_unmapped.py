@@ -17,9 +17,9 @@ WORKERS = 3
 def test_an_update_that_does_not_depend_on_the_worker(case: Case) -> None:
     tx, x = case.make(), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)), jnp.float32)
     average = jax.vmap(lambda _: tx.update(x, tx.init(x))[0], axis_name="data")
-    alike = jax.jit(average)(jnp.arange(WORKERS))
+    unmapped = jax.jit(average)(jnp.arange(WORKERS))
     mapped = aggregate(tx, jnp.stack([x] * WORKERS))
-    np.testing.assert_allclose(alike, mapped, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(unmapped, mapped, rtol=0, atol=1e-6)
 
 
 def test_a_leaf_that_the_loss_does_not_use() -> None:

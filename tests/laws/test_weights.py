@@ -15,7 +15,7 @@ from tests.workers import aggregate, gradients, initial, one_leaf
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 2.0**-101, 2.0**101])
 @pytest.mark.parametrize("case", WEIGHTED, ids=repr)
-def test_a_weight_that_is_known_to_be_none_is_an_error(case: Case, weight: float) -> None:
+def test_invalid_static_weights_are_refused(case: Case, weight: float) -> None:
     tx, updates = case.make(), one_leaf()
     state = initial(tx, updates, "vmap")
     update = jax.vmap(lambda g: tx.update(g, state, weight=weight)[0], axis_name="data")
@@ -23,7 +23,7 @@ def test_a_weight_that_is_known_to_be_none_is_an_error(case: Case, weight: float
         jax.eval_shape(update, updates)
 
 
-def test_a_weighted_mean_of_float64_is_one() -> None:
+def test_weighted_means_of_float64_stay_float64() -> None:
     with jax.enable_x64(True):
         given, weights = jnp.array([1.0, 2.0], jnp.float64), jnp.array([1.0, 2.0], jnp.float32)
         average = lambda g, w: jaxcomm.mean().update(g, optax.EmptyState(), weight=w)[0]  # noqa: E731
@@ -32,6 +32,6 @@ def test_a_weighted_mean_of_float64_is_one() -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.weighted], ids=repr)
-def test_what_cannot_be_weighted_refuses_weights(case: Case) -> None:
+def test_methods_without_weights_refuse_them(case: Case) -> None:
     with pytest.raises(ValueError, match="`weight`"):
         aggregate(case.make(), gradients(3), weights=[1.0, 1.0, 1.0])

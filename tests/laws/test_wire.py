@@ -52,7 +52,7 @@ def test_bytes(case: Case, workers: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_bytes_unchecked(case: Case) -> None:
+def test_bytes_without_type_checks(case: Case) -> None:
     check_bytes(case, 3, "unchecked")
 
 

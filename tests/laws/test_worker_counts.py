@@ -95,7 +95,7 @@ def test_state_of_gossip(case: GossipCase, mode: Mode) -> None:
     check(case.make(4), state, mode, x[:4])
 
 
-def test_state_that_was_not_cut_says_so() -> None:
+def test_state_that_is_not_sharded_is_refused() -> None:
     tx = OTHERS["accumulate"]
     state, whole = initial(tx, gradients(8)), PartitionSpec()
     on_mesh = jax.shard_map(

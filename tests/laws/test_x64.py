@@ -15,7 +15,7 @@ SIZE = 1 << 17
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_wide_numbers_change_no_update(case: Case) -> None:
+def test_x64_mode_changes_no_update(case: Case) -> None:
     """A leaf in float32, and one that is then in float64."""
     x, y = np.random.default_rng(0).standard_normal((2, 4, SIZE)).astype(np.float32)
     narrow = aggregate(case.make(), [jnp.asarray(x), jnp.asarray(y)], "vmap")

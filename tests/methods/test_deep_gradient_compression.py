@@ -55,7 +55,7 @@ def test_against_the_equations(nesterov: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"scope": "leaf"}, {"bucket_bytes": 4 * SIZE // 3}], ids=str)
-def test_the_clip_is_of_the_whole_gradient_whatever_is_sent_as_one(options: dict) -> None:
+def test_the_clip_uses_the_norm_of_the_whole_gradient(options: dict) -> None:
     tx = jaxcomm.deep_gradient_compression(
         ratio=1.0, momentum_masking=False, max_norm=2.0, **options
     )

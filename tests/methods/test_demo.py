@@ -28,7 +28,7 @@ def test_the_matrix_is_the_orthonormal_dct() -> None:
         np.testing.assert_allclose(cosine_matrix(size), by_scipy, atol=1e-6)
 
 
-def test_chunks_are_as_equal_as_possible() -> None:
+def test_chunks_have_nearly_equal_sizes() -> None:
     expected = {128: (2, 64), 64: (1, 64), 10: (1, 10), 67: (2, 34), 100: (2, 50), 0: (1, 1)}
     assert {length: cut(length, 64) for length in expected} == expected
 

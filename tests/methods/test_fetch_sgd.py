@@ -24,7 +24,7 @@ def wide(**options: Any) -> Any:
     ("k", "masking", "reseed_every"),
     [(3, True, 2), (3, True, None), (3, False, 1), (SIZE, False, None), (SIZE, True, 1)],
 )
-def test_what_was_left_out_comes_back_with_its_momentum(
+def test_dropped_coordinates_return_with_momentum(
     k: int, masking: bool, reseed_every: int | None
 ) -> None:
     """Against top-k with error feedback and momentum on the mean itself, whatever the hashes."""
@@ -61,7 +61,7 @@ def test_heavy_hitters_are_found_in_a_table_of_200_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reseed_every", [2, None])
 def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
-    """One coordinate is left out in all steps; its cell shows the hashes."""
+    """One coordinate is dropped in all steps; its cell shows the hashes."""
     given = jnp.zeros((6, WORKERS, SIZE)).at[:, :, 4].set(1.0).at[:, :, 7].set(0.1)
     tx = wide(rows=1, k=1, momentum=0.0, reseed_every=reseed_every)
     (memory,) = steps(tx, given)[1].shared
@@ -78,7 +78,7 @@ def test_tables_move_to_new_hashes(reseed_every: int | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, None), (None, 2)])
-def test_tables_move_on_with_another_period_and_when_counts_are_full(
+def test_tables_rehash_after_resuming_and_at_full_counters(
     before: int | None, after: int | None
 ) -> None:
     """Without collisions, updates do not depend on the hashes, only on what is kept of the past."""

@@ -1,4 +1,4 @@
-"""Servers of rows: which rows each has, room that is short, dense leaves beside."""
+"""Servers of rows: which rows each has, too small a capacity, dense leaves."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,15 +17,15 @@ WORKERS, ROWS, WIDTH = 4, 16, 2
 
 @pytest.mark.parametrize("shape", [(7, 3), slow((5,)), slow(()), slow((0, 2))])
 @pytest.mark.parametrize("ownership", ROW_CUTS)
-def test_rows_come_back(ownership: str, shape: tuple[int, ...]) -> None:
+def test_rows_round_trip(ownership: str, shape: tuple[int, ...]) -> None:
     x = jnp.arange(1.0, 1.0 + np.prod(shape, dtype=int)).reshape(shape)
-    rows = ROW_CUTS[ownership].apart(x, 3)
+    rows = ROW_CUTS[ownership].split(x, 3)
     assert rows.shape[0] == 3 and (rows != 0).sum() == x.size
-    np.testing.assert_array_equal(ROW_CUTS[ownership].together(rows, shape), x)
+    np.testing.assert_array_equal(ROW_CUTS[ownership].join(rows, shape), x)
 
 
-def test_neighbours_have_servers_of_their_own() -> None:
-    rows = ROW_CUTS["cyclic"].apart(jnp.arange(7), 3)
+def test_neighboring_rows_have_different_servers() -> None:
+    rows = ROW_CUTS["cyclic"].split(jnp.arange(7), 3)
     np.testing.assert_array_equal(rows, [[0, 3, 6], [1, 4, 0], [2, 5, 0]])
 
 
@@ -37,7 +37,7 @@ def frequent_rows() -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_turns_need_less_room_than_runs() -> None:
+def test_cyclic_rows_need_less_capacity_than_blocks() -> None:
     given, codec = jnp.asarray(frequent_rows()), nonzero(density=0.25)
     exact = np.asarray(given).mean(axis=0)
     turns = jaxcomm.two_stage_mean(codec, ownership="cyclic", scope="leaf")
@@ -47,7 +47,7 @@ def test_turns_need_less_room_than_runs() -> None:
 
 
 @pytest.mark.slow
-def test_dense_leaves_go_with_the_exact_mean() -> None:
+def test_dense_leaves_use_the_exact_mean() -> None:
     given = {"embedding": jnp.asarray(frequent_rows()), "bias": jnp.eye(WORKERS)}
     tx = jaxcomm.parallax(
         sparse={"embedding": True, "bias": False}, density=0.25, union_density=0.25
@@ -59,7 +59,7 @@ def test_dense_leaves_go_with_the_exact_mean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("density", "union"), [(0.25, 0.5), (0.5, 0.25)])
-def test_what_has_no_room_at_either_end_comes_later(density: float, union: float) -> None:
+def test_overflow_at_push_or_pull_is_sent_later(density: float, union: float) -> None:
     given = jnp.zeros((WORKERS, ROWS, WIDTH)).at[:, ::4].set(4.0)  # All of one server.
     tx = jaxcomm.two_stage_mean(
         error_feedback(nonzero(density=density)),

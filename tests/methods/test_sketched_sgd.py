@@ -30,7 +30,7 @@ def numpy_updates(given: np.ndarray, momentum: float, masking: bool) -> list[np.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masking", [True, False])
-def test_with_all_as_candidates_it_is_the_true_top_k(masking: bool) -> None:
+def test_with_all_candidates_it_is_exact_top_k(masking: bool) -> None:
     momentum, given = 0.9, np.random.default_rng(0).normal(size=(WORKERS, SIZE))
     tx = jaxcomm.sketched_sgd(
         sketch_ratio=0.5,
@@ -46,7 +46,7 @@ def test_with_all_as_candidates_it_is_the_true_top_k(masking: bool) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_large_together_is_found_though_small_on_each() -> None:
+def test_sums_of_small_values_are_found() -> None:
     """Each worker's largest are its own; what all share is below them everywhere."""
     size, shared = 1000, np.arange(5) * 190
     given = np.random.default_rng(1).normal(size=(8, size)) * 0.01

@@ -21,7 +21,7 @@ INTERPRET_GPU = gpu_interpret_params(detect_races=True)
 
 @contextlib.contextmanager
 def read_again(once: Any) -> Iterator[pytest.MonkeyPatch]:
-    """A variable that the cached function `once` reads is read anew here, and after it."""
+    """A variable that the cached function `once` reads is read again here, and after it."""
     once.cache_clear()
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:

@@ -59,7 +59,7 @@ def _row(label: str) -> Row:
     return next(row for row in ROWS if row.label == label)
 
 
-def test_wrong_bits_are_seen() -> None:
+def test_wrong_bits_are_detected() -> None:
     row, floats = _row("pack, 8 bits"), _row("dequantize, 8 bits, accumulate")
     a, b = jnp.arange(5, dtype=jnp.uint32), jnp.arange(5.0)
     assert difference(row, a, a) == difference(floats, b, b * (1 + 1e-7)) == ""

@@ -109,7 +109,7 @@ def test_rows_name_the_fastest_config_from_each_size_on() -> None:
     ]
 
 
-def test_calls_that_are_alike_to_the_dispatch_share_a_row() -> None:
+def test_calls_of_one_workload_share_a_row() -> None:
     """The sum decides, over what ran for all of them."""
     two = Variant("mosaic_gpu", (("stages", 2),)), Variant("mosaic_gpu", (("stages", 4),))
     measurements = [

@@ -120,7 +120,9 @@ def _break(*args: Any, **options: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize("refuse", [_refuse, _refuse_when_lowered])
-def test_a_kernel_that_refuses_is_passed_over(refuse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_do_not_apply_are_skipped(
+    refuse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it is traced, and when it is lowered."""
     monkeypatch.setattr(mosaic_tpu, "pack", refuse)
     assert not has_kernel("tpu")
@@ -133,7 +135,7 @@ def test_a_kernel_that_refuses_is_passed_over(refuse: Any, monkeypatch: pytest.M
         has_kernel("tpu")
 
 
-def test_a_broken_kernel_breaks_nothing_that_did_not_name_it(
+def test_broken_kernels_fail_only_when_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mosaic_tpu, "pack", _break)
@@ -151,7 +153,7 @@ def test_a_broken_kernel_breaks_nothing_that_did_not_name_it(
             has_kernel("tpu")
 
 
-def test_what_was_measured_is_chosen() -> None:
+def test_the_measured_choice_is_used() -> None:
     """By op, kind of device, size, dtype, bits, residual and rows; None is every value."""
     rows = (
         Measured("quantize.quantize", "H", 2**20, "mosaic_gpu", "r", "float32", 8, False),
@@ -196,7 +198,7 @@ def test_given_rows_are_tried_before_the_table_from_their_size_on() -> None:
     assert chosen(23, (), given) == chosen(25, (), given[1:]) == Choice("reference")  # Assumed.
 
 
-def test_workloads_are_what_rows_say() -> None:
+def test_workloads_match_the_rows() -> None:
     expected = {
         "quantize float32, 4 bits, residual": Workload(
             "quantize.quantize", 4096, "float32", 4, residual=True
@@ -238,7 +240,7 @@ def test_a_change_of_the_context_reaches_transformed_functions(name: str) -> Non
         assert (f(x) == expected).all()
 
 
-def test_a_context_reaches_what_a_sketch_has_no_kernel_for() -> None:
+def test_a_context_reaches_sketches_without_a_kernel() -> None:
     """A context that names kernels alone never runs plain JAX instead."""
     seeds, table = jnp.array([1, 2], jnp.uint32), jnp.zeros((11, 1024))
     sketch = {"rows": 3, "columns": 1024, "hashing": "elements"}
@@ -254,7 +256,7 @@ def test_a_context_reaches_what_a_sketch_has_no_kernel_for() -> None:
         assert jax.eval_shape(decode, table).shape == (5,)
 
 
-def test_the_probe_rehearses_too() -> None:
+def test_the_probe_can_be_rehearsed() -> None:
     """In a rehearsal, names with alternatives run the interpreted kernel for GPU."""
     x = jnp.arange(8, dtype=jnp.uint8)
     with _dispatch.rehearsal():

@@ -32,10 +32,10 @@ def test_structured_positions_give_uniform_bits(stride: int) -> None:
 
 
 @pytest.mark.parametrize("which", [0, slow(1)])
-def test_seeds_are_unlike_their_neighbours_and_give_uniform_bits(which: int) -> None:
+def test_nearby_seeds_give_uniform_independent_bits(which: int) -> None:
     positions = np.arange(2**16, dtype=np.uint32)
-    neighbours = [(10 + (which == 0) * k, 20 + (which == 1) * k) for k in range(3)]
-    samples = [drawn(positions, *seeds) / 2.0**32 for seeds in neighbours]
+    neighbors = [(10 + (which == 0) * k, 20 + (which == 1) * k) for k in range(3)]
+    samples = [drawn(positions, *seeds) / 2.0**32 for seeds in neighbors]
     assert np.abs(np.corrcoef(samples) - np.eye(3)).max() < 5 / 2**8
     seeds = np.random.default_rng(which).integers(0, 2**32, (2, 2**12), np.uint32)
     seeds[1 - which] = 12345

@@ -154,7 +154,7 @@ def test_a_row_that_cannot_run_is_an_error(
         assert CALLS["tpu"] in traced(platform="tpu")
 
 
-def test_what_is_written_is_read(file: pathlib.Path) -> None:
+def test_written_rows_are_read(file: pathlib.Path) -> None:
     rows = (
         Measured("pack.pack", "H", 0, "reference", "r", "uint8", 4, False),
         Measured("count_sketch.encode", "H", 5, "mosaic_gpu", "r", rows=3, config=(("stages", 2),)),

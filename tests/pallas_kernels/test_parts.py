@@ -36,7 +36,7 @@ def kinds(record: Record) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_what_dies_or_hangs_costs_itself_only(
+def test_crashes_and_hangs_affect_only_their_part(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -65,7 +65,7 @@ def test_what_dies_or_hangs_costs_itself_only(
     ]
 
 
-def test_a_second_run_does_what_the_first_did_not(record: Record, tmp_path: Path) -> None:
+def test_a_second_run_continues_the_first(record: Record, tmp_path: Path) -> None:
     ran: list[str] = []
     tasks = functools.partial(noting, ran)
     assert parts.measure(record, "p", tasks("a", "b"), 60) == NOTHING_LEFT
@@ -79,7 +79,7 @@ def test_a_second_run_does_what_the_first_did_not(record: Record, tmp_path: Path
     assert ran == ["a", "b", "a", "c"]
 
 
-def test_a_line_that_a_cut_left_unfinished_is_ignored(record: Record) -> None:
+def test_incomplete_lines_are_ignored(record: Record) -> None:
     file = record.folder / METRICS
     record.add({"kind": "done", "part": "p", "key": "a", "results": []})
     for rest in (b'{"kind": "done", "part": "p", "key": "\xff', b"3", b'"text"\n'):
@@ -90,7 +90,7 @@ def test_a_line_that_a_cut_left_unfinished_is_ignored(record: Record) -> None:
     assert [*ended] == ["a"] and begun == {"b": 3}
 
 
-def test_a_cut_is_no_try_and_again_forgets_failures(record: Record) -> None:
+def test_interrupted_parts_are_not_failures_and_again_resets_failures(record: Record) -> None:
     def add(kind: str, key: str = "a", **rest: Any) -> None:
         record.add({"kind": kind, "part": "p", "key": key, **rest})
 
@@ -106,7 +106,7 @@ def test_a_cut_is_no_try_and_again_forgets_failures(record: Record) -> None:
     assert [*ended] == ["b", "a"] and not begun
 
 
-def test_a_device_that_no_longer_answers_ends_the_process(
+def test_an_unresponsive_device_ends_the_process(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises() -> list[Any]:
@@ -121,7 +121,7 @@ def test_a_device_that_no_longer_answers_ends_the_process(
     assert kinds(record)[-1] == ("done", "b")
 
 
-def test_time_that_a_part_does_not_need_goes_to_others(
+def test_unused_time_of_a_part_goes_to_other_parts(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[str, int]] = []
@@ -136,7 +136,7 @@ def test_time_that_a_part_does_not_need_goes_to_others(
     assert given == [("a", 60), ("b", 180), ("c", 600), ("b", 300), ("c", 600)]
 
 
-def test_a_part_that_cannot_start_is_passed_over(record: Record) -> None:
+def test_a_part_that_cannot_start_is_skipped(record: Record) -> None:
     start = time.monotonic()
     assert not parts.run([Part("absent", "tests.no_such_module", 60)], record, 60, {})
     assert kinds(record) == [("died", ""), ("died", "")] and time.monotonic() - start < 30

@@ -20,7 +20,7 @@ from jaxcomm.perf._link import PRIMITIVES
 MESSAGES, SENT = [6.0, 6.0, 6.0, 6.0], [1e3, 1e5, 1e6, 4e6]
 
 
-def test_the_fit_finds_both_parts_and_bears_noise() -> None:
+def test_the_fit_recovers_both_parts_under_noise() -> None:
     seconds = np.array([2e-5 * m + b / 3e8 for m, b in zip(MESSAGES, SENT, strict=True)])
     assert fit(MESSAGES, SENT, [*seconds]) == pytest.approx((3e8, 2e-5))
     for seed in range(5):

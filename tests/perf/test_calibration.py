@@ -25,7 +25,7 @@ def damaged(path: pathlib.Path, change: Any) -> pathlib.Path:
     return path
 
 
-def test_what_is_saved_is_read(tmp_path: pathlib.Path) -> None:
+def test_saved_calibrations_are_read(tmp_path: pathlib.Path) -> None:
     WHOLE.save(tmp_path / "a.json")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     read = perf.read_calibration(tmp_path / "a.json")

@@ -31,7 +31,7 @@ def test_a_latency_is_read(text: str, latency: float) -> None:
     "text",
     ["", "10", "Gbit", "-1Gbit", "0.0mbit", "1..2Gbit", "1Gbit, 5", "1Gbit, 5ms, 5ms", "50us"],
 )
-def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+def test_invalid_bandwidths_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"`link` must be a `perf\.Link`, or a bandwidth"):
         to_link(text)
 

@@ -172,7 +172,7 @@ def test_a_loop_of_unknown_length_has_no_time() -> None:
         ({"compute_seconds": math.nan}, "`compute_seconds` must be a finite number above 0, got"),
     ],
 )
-def test_what_is_out_of_range_is_named(options: Any, message: str) -> None:
+def test_values_out_of_range_are_named(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         seen(jaxcomm.mean(), **options)
 

@@ -45,9 +45,9 @@ def launched(
     folder = mktemp("cluster")
     # Compiled as in this process: another optimization of LLVM's may change a last bit.
     flags = os.environ.get("XLA_FLAGS", "").split()
-    alike = " ".join(flag for flag in flags if "device_count" not in flag)
+    common = " ".join(flag for flag in flags if "device_count" not in flag)
     program = ["--", "-m", "tests.processes.program", folder, *names]
-    code, stdout, stderr = run("-m", "jaxcomm.launch", *shape, *program, XLA_FLAGS=alike)
+    code, stdout, stderr = run("-m", "jaxcomm.launch", *shape, *program, XLA_FLAGS=common)
     assert code == 0, stdout[-2000:] + stderr[-4000:]
     return Ended(
         [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)],

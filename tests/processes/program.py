@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxcomm import launch
 
 START_SECONDS = 120.0
-SETTLE_SECONDS = 0.1
+WAIT_SECONDS = 0.1
 SENT_OFFSET = 200  # of tcpi_bytes_sent in Linux's struct tcp_info
 
 
@@ -20,7 +20,7 @@ def bytes_sent() -> int:
 
     Not the interface's counters, to which every other process of the machine adds.
     """
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(WAIT_SECONDS)
     total = 0
     for descriptor in os.listdir("/proc/self/fd"):
         try:

@@ -116,7 +116,7 @@ def launched(tmp_path: Path) -> Callable[..., Launched]:
 
 
 @pytest.mark.parametrize("process", [0, 2])
-def test_one_that_is_suspended_ends_all(launched: Callable[..., Launched], process: int) -> None:
+def test_a_suspended_process_ends_all(launched: Callable[..., Launched], process: int) -> None:
     run = launched(4, "--heartbeat-timeout", "5")
     run.until_steady()
     os.kill(run.pid(process), signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_one_that_is_suspended_ends_all(launched: Callable[..., Launched], proce
     )
 
 
-def test_a_short_suspension_ends_nothing(launched: Callable[..., Launched]) -> None:
+def test_a_short_suspension_is_tolerated(launched: Callable[..., Launched]) -> None:
     run = launched(2, "--heartbeat-timeout", "20")
     run.until_steady()
     os.kill(run.pid(1), signal.SIGSTOP)

@@ -36,7 +36,7 @@ def test_one_process_trains_on_all_gpus() -> None:
 
 
 @needs_two
-def test_a_process_a_gpu() -> None:
+def test_one_process_per_gpu() -> None:
     command = ["--processes", str(GPUS), "--", "-m", "experiments", "train", "--distributed"]
     process = start("-m", "jaxcomm.launch", *command, *SHORT, JAX_PLATFORMS="cuda")
     code, stdout, stderr = finish(process)

@@ -55,7 +55,7 @@ counted = pytest.mark.skipif(sys.platform != "linux", reason="not Linux: its cou
 
 @counted
 @families
-def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
+def test_sockets_send_the_accounted_bytes(cluster: Ended, name: str) -> None:
     for process in cluster.processes:
         run = process["runs"][name]
         measured = process["devices"] * (STEPS - UNMEASURED)
@@ -69,15 +69,15 @@ def test_sockets_send_what_is_accounted(cluster: Ended, name: str) -> None:
 @counted
 @pytest.mark.parametrize("name", ["noloco"])
 @pytest.mark.parametrize("cluster", [pytest.param((4, 1), id="4x1")], indirect=True)
-def test_of_random_rounds_the_sockets_of_four_processes_send_one(cluster: Ended, name: str) -> None:
+def test_sockets_send_only_the_chosen_random_round(cluster: Ended, name: str) -> None:
     family = FAMILIES[name]
     for process in cluster.processes:
         of_rounds = family.exchanges * 4 * family.size
         assert abs(process["runs"][name]["sent"] / of_rounds - 1) < MOST_OVERHEAD
-    test_sockets_send_what_is_accounted(cluster, name)
+    test_sockets_send_the_accounted_bytes(cluster, name)
 
 
-def test_a_batch_of_one_process_alone_is_refused(cluster: Ended) -> None:
+def test_a_process_local_batch_is_refused(cluster: Ended) -> None:
     for process in cluster.processes:
         assert "`batch['phase']` is of this process only" in process["refused"]
         assert "make_array_from_process_local_data" in process["refused"]

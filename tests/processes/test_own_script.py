@@ -29,7 +29,7 @@ def begin(folder: Path, code: str, *options: str, **environment: str) -> "subpro
 
 
 def check(stdout: str, prefix: str = "") -> None:
-    """The first process tells 20 losses, which fall."""
+    """The first process prints 20 losses, which fall."""
     lines = [line.removeprefix(prefix).split() for line in stdout.splitlines()]
     losses = [float(line[1]) for line in lines if line and re.fullmatch(r"\d+", line[0])]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
@@ -70,15 +70,15 @@ def test_model_state_of_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_joins_by_three_variables(tmp_path: Path) -> None:
-    told = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
-    both = [begin(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **told) for i in range(2)]
+    cluster = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": "2"}
+    both = [begin(tmp_path, recipe(), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
     ended = [finish(process) for process in both]
     assert [code for code, *_ in ended] == [0, 0], ended
     check(ended[0][1])
 
 
 @pytest.mark.slow
-def test_an_exception_of_one_ends_all_at_once(tmp_path: Path) -> None:
+def test_an_exception_of_one_process_ends_all(tmp_path: Path) -> None:
     raises = f"{JOIN}if jax.process_index() == 1:\n    raise KeyError('mine')\n"
     started = time.monotonic()
     process = begin(tmp_path, raises + "import time\ntime.sleep(1000)\n", *LAUNCH)

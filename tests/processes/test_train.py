@@ -57,7 +57,7 @@ def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_windows_by_the_clock_on_the_wall_over_processes(tmp_path: Path) -> None:
+def test_wall_clock_windows_over_processes(tmp_path: Path) -> None:
     few = ["--seeds", "2", "--windows", "8", "--minibatch-seconds", "0.05"]
     arguments = [*few, "--deadline-slack", "1.2", "--records", str(tmp_path)]
     code, _, stderr = finish(launched("pace", *arguments))
@@ -91,7 +91,7 @@ def test_a_signal_leaves_a_valid_partial_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_that_cannot_come_together() -> None:
+def test_an_incomplete_cluster_is_an_error() -> None:
     """Without a launcher, as under a cluster's own manager; all at once, since each takes long."""
     disagreed = free_address()
     taken = socket.create_server(("127.0.0.1", 0))

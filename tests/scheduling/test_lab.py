@@ -15,7 +15,7 @@ from tests.records import committed
 BANDWIDTHS = {"1gbit": 1e9 / 8, "200mbit": 2e8 / 8}
 
 
-def test_steps_of_the_lab_within_a_tenth() -> None:
+def test_predictions_are_within_a_tenth_of_the_lab() -> None:
     with (committed("*_lab")[-1] / "table.csv").open() as table:
         rows = {(row["link"], row["method"]): row for row in csv.DictReader(table)}
     compute = float(rows["unshaped", "no_communication"]["milliseconds"])

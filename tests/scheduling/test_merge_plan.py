@@ -80,7 +80,7 @@ def test_a_plan_is_a_partition_in_order_and_the_timeline_agrees(method: Any) -> 
         assert found == _seconds(times, link, wait_free_plan(times)), seed
 
 
-def test_of_the_fastest_plans_one_that_sends_early() -> None:
+def test_ties_prefer_plans_that_send_early() -> None:
     # All plans of these layers end one message after the last layer is ready; the first two layers
     # could wait for each other at no cost.
     times, link = LayerTimes(sizes=[1, 1, 1], backward=[50, 50, 50]), AlphaBeta(1.0, 1.0)

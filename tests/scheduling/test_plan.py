@@ -24,7 +24,7 @@ def test_groups() -> None:
     assert plan.messages == 1 and plan.message_bytes(0) == 6.0 and plan.ratios == (1.0, 1.0, 1.0)
 
 
-def test_buckets_close_at_their_bytes() -> None:
+def test_buckets_are_closed_once_full() -> None:
     for seed in range(50):
         times, _ = random_case(seed)
         plan = bucket_plan(times, bucket_bytes=30)

@@ -18,7 +18,7 @@ def test_parts_have_at_most_their_bytes() -> None:
         assert plan.priorities == tuple(range(len(times)))[::-1] and not plan.barrier
 
 
-def test_small_parts_without_latency_are_the_best_order() -> None:
+def test_without_latency_small_parts_are_optimal() -> None:
     # Parts of a second end when layers are ready, since all times are whole seconds. Then the order
     # of the forward pass is that of the earliest due date, which is the best with preemption.
     for seed in range(40):
@@ -35,7 +35,7 @@ def test_small_parts_without_latency_are_the_best_order() -> None:
         assert best <= timeline(times, link, wait_free_plan(times)).step_seconds
 
 
-def test_the_gain_is_the_forward_pass_that_begins_early() -> None:
+def test_the_gain_is_the_earlier_forward_pass() -> None:
     # The large last layer is ready first. First come, first served, the forward pass waits for it.
     times = LayerTimes(sizes=[20, 1], backward=[1, 1], forward=[10, 10])
     link = AlphaBeta(0.0, 1.0)
@@ -57,7 +57,7 @@ def test_the_chosen_parts_are_the_best_of_their_ladder() -> None:
             assert chosen <= timeline(times, link, plan).step_seconds * (1 + 1e-9)
 
 
-def test_what_gains_nothing_is_not_cut() -> None:
+def test_layers_without_a_gain_are_not_split() -> None:
     times, link = random_case(1)
     assert set(priority_plan(times, dataclasses.replace(link, latency=1e4)).parts) == {1}
     # Without a forward pass, all that matters is when the link is done.

@@ -23,7 +23,7 @@ def test_by_hand() -> None:
     assert plan.sizes == (8.0, 4.0, 10.0, 4.0) and plan.ratios == (0.04, 0.02, 1.0, 0.02)
 
 
-def test_a_window_is_less_while_the_link_is_busy() -> None:
+def test_a_busy_link_shortens_a_window() -> None:
     # The first layer needs 5 s even at the largest compression, and then 3 of 8 s are left.
     times = LayerTimes(sizes=[200, 100, 100], backward=[1, 2, 8])
     plan = sparsified_plan(
@@ -34,7 +34,7 @@ def test_a_window_is_less_while_the_link_is_busy() -> None:
     assert [event.end for event in busy.events if event.kind == "send"] == [6.0, 11.0, 14.0]
 
 
-def test_ratios_are_in_their_bounds_and_a_layer_above_them_hides() -> None:
+def test_ratios_are_bounded_and_layers_overlap() -> None:
     for seed in range(60):
         times, link = random_case(seed)
         for merge in (False, True):

@@ -55,7 +55,7 @@ def random_plan(seed: int, count: int) -> Plan:
 
 
 @pytest.mark.parametrize("seeds", [range(40), slow(range(40, 640))])
-def test_the_timeline_is_the_slow_simulation(seeds: range) -> None:
+def test_the_timeline_equals_the_slow_simulation(seeds: range) -> None:
     for seed in seeds:
         times, link = random_case(seed, most=8)
         plan = random_plan(seed, len(times))
@@ -102,7 +102,7 @@ def test_events_of_all_plans() -> None:
         assert seconds["wait-free"] <= seconds["at end, by layer"]
 
 
-def test_one_layer_is_a_sum() -> None:
+def test_one_layer_takes_the_sum_of_its_parts() -> None:
     times = LayerTimes(sizes=[8], backward=[5], encode=[1], decode=[2], forward=[3])
     link = AlphaBeta(latency=4, bytes_per_second=2)
     for name, plan in plans(times, link).items():

@@ -16,7 +16,7 @@ def test_defaults() -> None:
     assert times == LayerTimes([1, 2], [0, 0.5])
 
 
-def test_a_ring_takes_its_hops() -> None:
+def test_a_ring_takes_one_latency_per_hop() -> None:
     workers, latency, bandwidth, size = 6, 3e-5, 1.25e9, 4e7
     hops = 2 * (workers - 1) * (latency + size / workers / bandwidth)
     link = ring_link(workers, latency=latency, bytes_per_second=bandwidth)

@@ -37,13 +37,13 @@ def check_equals_the_end(workers: Any, tx: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "workers", [mesh_of(4), *map(slow, [4, meshes_of(4)[1], mesh_of(1), mesh_of(8)])]
 )
-def test_equals_the_end(workers: Any) -> None:
+def test_equals_aggregation_after_the_backward_pass(workers: Any) -> None:
     check_equals_the_end(workers, wait_free())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_every_row_equals_the_end(case: Case) -> None:
+def test_every_row_equals_aggregation_after_the_backward_pass(case: Case) -> None:
     try:
         tx = wait_free(case.make())
     except ValueError as error:

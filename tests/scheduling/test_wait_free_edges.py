@@ -85,7 +85,7 @@ TWO_DEVICES = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto
     ],
     ids=["tied", "penalized", "weighted", "two devices of a worker"],
 )
-def test_it_is_the_mean_alone(workers: Any, options: Any) -> None:
+def test_equals_the_mean_alone(workers: Any, options: Any) -> None:
     """The gradient of a leaf outside stacks is the sum over its uses."""
     found, expected = (train(workers, tx, **options) for tx in (wait_free(MEAN), MEAN))
     chex.assert_trees_all_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
@@ -109,7 +109,7 @@ def penalty_of_floats(p: Any, x: jax.Array) -> jax.Array:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", [twice, penalty_of_floats])
-def test_what_no_guard_sees_is_nan(loss_fn: Any) -> None:
+def test_unguarded_nonfinite_updates_are_nan(loss_fn: Any) -> None:
     """JAX adds the next states of two uses; neither this sum nor a mean of parts may come out."""
     p, state, _ = train(4, wait_free(), loss_fn, steps=1)
     assert np.all(np.isnan(p["layers"]["w"]))
@@ -130,7 +130,7 @@ def test_one_workers_nan() -> None:
     assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(visible))
 
 
-def test_a_nan_of_one_group_stays_there() -> None:
+def test_a_nan_stays_in_its_group() -> None:
     p = {name: jnp.ones(4) for name in "ab"}
     groups = iter([["['a']"], ["['b']"]])
     tx = optax.chain(scheduling.wait_free(jaxcomm.global_qsgd(), plan=groups), optax.sgd(0.1))
@@ -151,7 +151,7 @@ def test_resized() -> None:
 
 @pytest.mark.slow
 def test_parameters_that_differ_by_worker() -> None:
-    """The mean of gradients moves all replicas alike, as with the aggregator alone."""
+    """The mean of gradients moves all replicas equally, as with the aggregator alone."""
     mesh, ends = mesh_of(4), []
     for tx in (wait_free(MEAN), MEAN):
         chain = optax.chain(tx, optax.sgd(0.1))

@@ -1,4 +1,4 @@
-"""What counts alike in a window: mini-batches or workers; and losses with aux and a key."""
+"""What counts equally in a window: mini-batches or workers; and losses with aux and a key."""
 
 import functools
 from typing import Any
@@ -42,9 +42,7 @@ def used(finished: np.ndarray) -> np.ndarray:
     ("name", "average_over"),
     [("dpsgd", "workers"), slow("dpsgd", "minibatches"), *(slow("matcha", f) for f in FORMS)],
 )
-def test_a_worker_moves_by_its_mean_times_its_share_among_neighbors(
-    name: str, average_over: str
-) -> None:
+def test_updates_are_weighted_by_share_among_neighbors(name: str, average_over: str) -> None:
     """And the mean of workers by the mean of those."""
     method, graph = MIXINGS[name]
     tx = optax.chain(optax.sgd(RATE), method(graph, order="combine_then_adapt"))
@@ -76,7 +74,7 @@ def test_an_aggregator_forms_the_mean_over_workers() -> None:
     np.testing.assert_allclose(params, np.mean(done, axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_sums_at_hand_count_alike_too() -> None:
+def test_precomputed_sums_can_be_averaged_over_workers() -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(1.0))
     given = functools.partial(precomputed_gradients, average_over="workers")
     step = jaxcomm.simulate(lambda w, x: w, tx, 2, gradients=given)
@@ -92,7 +90,7 @@ def noisy(x: jax.Array, batch: jax.Array, key: jax.Array, dtype: Any = jnp.int32
     return jnp.sum(x * batch) * noise, aux
 
 
-def test_losses_take_a_key_and_tell_more() -> None:
+def test_losses_with_keys_and_aux() -> None:
     tx, params, key = (
         optax.chain(jaxcomm.mean(), optax.sgd(1.0)),
         jnp.zeros(SIZE),
@@ -115,7 +113,7 @@ def test_losses_take_a_key_and_tell_more() -> None:
     np.testing.assert_allclose(metrics["wrong"], np.mean(np.sum(done > 0, axis=1)), rtol=1e-6)
 
 
-def test_sums_of_aux_are_zero_where_nothing_is_finished() -> None:
+def test_sums_of_aux_are_zero_without_finished_minibatches() -> None:
     def window(finished: jax.Array) -> GradientSums:
         batches, key = jnp.asarray(DATA[0, :M]), jax.random.key(0)
         return microbatch_gradients(noisy, jnp.ones(SIZE), batches, finished, key=key, has_aux=True)

@@ -44,7 +44,7 @@ def compiled(*args: Any, **options: Any) -> Windows:
     ("straggler", "waits_for"),
     [(shifted_exponential(1.0, shift=0.5), 6), slow(pareto(1.0, 4.0), 8)],
 )
-def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) -> None:
+def test_windows_match_the_closed_form(straggler: Any, waits_for: int) -> None:
     # Backup workers: late gradients are dropped.
     machine = windows(
         straggler,
@@ -62,7 +62,7 @@ def test_windows_take_what_the_closed_form_says(straggler: Any, waits_for: int) 
     )
 
 
-def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() -> None:
+def test_slow_half_of_the_workers_halves_the_throughput() -> None:
     """The 2x of the paper: what never waits against what always does."""
     waiting = windows_run_time(windows(TWO_SPEEDS, all_workers(), workers=8, minibatches=12), 100)
     late = windows(TWO_SPEEDS, fastest_worker(), workers=8, minibatches=12)
@@ -73,7 +73,7 @@ def test_half_of_the_workers_three_times_slower_cost_half_of_the_throughput() ->
     np.testing.assert_allclose(closed, 2)
 
 
-def test_windows_in_which_nobody_finishes_are_counted() -> None:
+def test_windows_without_a_finished_minibatch_are_counted() -> None:
     # The trace of times is drawn so that a deadline of 1.5 is too short in every second window.
     def draw(key: jax.Array, step: jax.Array, shape: tuple[int, int]) -> jax.Array:
         return jnp.where(step % 2 == 0, jnp.ones(shape), 2 * jnp.ones(shape))
@@ -88,7 +88,7 @@ def test_windows_in_which_nobody_finishes_are_counted() -> None:
 
 
 @pytest.mark.parametrize("trigger", [fastest_worker(), deadline(2.5)])
-def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any) -> None:
+def test_workers_that_finish_nothing_are_handled_by_each_policy(trigger: Any) -> None:
     one_slow = deterministic([1.0, 1.0, 1.0, 3.0])
     start, close = compiled(one_slow, trigger, workers=4, minibatches=2)
     clock, total = start, np.zeros(4)
@@ -107,14 +107,14 @@ def test_who_could_finish_nothing_goes_on_or_is_refused_or_counted(trigger: Any)
     assert clock.idle == 0
 
 
-def test_a_trace_starves_who_is_too_slow_in_all_of_its_windows(tmp_path: pathlib.Path) -> None:
+def test_a_trace_starves_workers_too_slow_in_all_windows(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,9,9\n1,9,1\n")
     with pytest.raises(ValueError, match=r"starves the workers \[1\]"):
         windows(recorded_times(file), fastest_worker(), workers=3, minibatches=2, in_flight="abort")
 
 
-def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
+def test_the_clock_sums_windows_with_one_rounding() -> None:
     times = deterministic([0.1, 0.3])
     machine = windows(times, deadline(0.3), workers=2, minibatches=4, communication_seconds=1e-3)
     total = windows_run_time(machine, 100_000)
@@ -123,7 +123,7 @@ def test_seconds_of_many_windows_are_exact_to_one_rounding() -> None:
     np.testing.assert_allclose(total.minibatches_per_second, 4 / each, rtol=2e-7)
 
 
-def test_local_steps_wait_for_all_and_gossip_for_neighbours() -> None:
+def test_local_steps_wait_for_all_and_gossip_for_neighbors() -> None:
     work = jnp.array([1.0, 2.0, 5.0, 1.0])
     local = global_barrier(4, period=2, seconds=0.5)
     alone = wait_at_barrier(jnp.zeros(4), work, local(jnp.int32(0)))
@@ -133,7 +133,7 @@ def test_local_steps_wait_for_all_and_gossip_for_neighbours() -> None:
     np.testing.assert_array_equal(wait_at_barrier(jnp.zeros(4), work, path), [2.5, 6.0, 6.0, 5.5])
 
 
-def test_a_slow_worker_slows_a_ring_as_much_as_it_slows_all_but_later() -> None:
+def test_a_slow_worker_slows_a_ring_later() -> None:
     ring, times = neighbor_barrier(gossip.ring(8)), [1.0] * 7 + [3.0]
     found = barrier_run_time(deterministic(times), ring, 8, updates=1000).seconds_per_update
     np.testing.assert_allclose(found, 3, rtol=1e-3)

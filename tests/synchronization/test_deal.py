@@ -123,7 +123,7 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
 
 
 @pytest.mark.slow
-def test_queues_are_in_the_order_of_the_deal() -> None:
+def test_queues_follow_the_assignment_order() -> None:
     """After a change of workers, and from where a worker is."""
     data, deal = jnp.arange(EXAMPLES, dtype=jnp.float32), new_deal(KEY, EXAMPLES, 4)
     for counts in (jnp.array([0, 3, 6, 30]), jnp.array([1, 0, 20])):
@@ -134,7 +134,7 @@ def test_queues_are_in_the_order_of_the_deal() -> None:
 
 
 @pytest.mark.slow
-def test_orders_are_those_of_window_batches() -> None:
+def test_orders_match_window_batches() -> None:
     shards = jnp.arange(EXAMPLES).reshape(8, 5)
     taken = jnp.arange(8, dtype=jnp.int32) * BATCH
     expected = window_batches(

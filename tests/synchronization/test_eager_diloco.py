@@ -46,8 +46,8 @@ def by_hand(eager: bool) -> np.ndarray:
 def test_against_numpy(eager: bool) -> None:
     found, _ = run(make(eager=eager), TARGETS, COUNT)
     np.testing.assert_allclose(found, by_hand(eager), rtol=1e-5, atol=1e-6)
-    apart = np.ptp(found[PERIOD - 1 :: PERIOD], axis=1).max(axis=1)
-    assert (apart > 0.01).all() if eager else (apart < 1e-6).all()
+    spread = np.ptp(found[PERIOD - 1 :: PERIOD], axis=1).max(axis=1)
+    assert (spread > 0.01).all() if eager else (spread < 1e-6).all()
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_only_the_late_displacement_is_sent_and_feedback_keeps_the_rest() -> Non
 
 
 @pytest.mark.slow
-def test_who_is_absent_goes_on_alone() -> None:
+def test_an_absent_worker_continues_alone() -> None:
     found, _ = run(make(), TARGETS, COUNT, present=jnp.arange(N) != 2)
     alone = TARGETS[2] * (1 - (1 - RATE) ** np.arange(1, COUNT + 1))[:, None]
     np.testing.assert_allclose(found[:, 2], alone, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ N, M, ROUNDS = 2, 4, 5
 DATA = np.random.default_rng(0).normal(size=(ROUNDS, N * M, 3)).astype(np.float32)
 
 
-def test_sizes_grow_to_the_most_and_begin_anew() -> None:
+def test_batch_sizes_grow_to_the_maximum_and_restart() -> None:
     size = jax.vmap(growing_batch(1, 2.0, maximum=10, restart_period=5))
     np.testing.assert_array_equal(size(jnp.arange(11)), [1, 2, 4, 8, 10] * 2 + [1])
     # Powers are exact: 1.1**k in float32 would be off by one for some k.
@@ -21,7 +21,7 @@ def test_sizes_grow_to_the_most_and_begin_anew() -> None:
     np.testing.assert_array_equal(jax.vmap(growing_batch(7, 1.1, 2000))(jnp.arange(80)), exact)
 
 
-def test_stages_of_growing_batches_by_hand() -> None:
+def test_growth_stages_match_a_hand_calculation() -> None:
     size = growing_batch(1, 2.0, maximum=M, restart_period=3)
     tx = optax.chain(jaxcomm.mean(), proximal_point(0.5, restart_period=3), optax.sgd(0.2))
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients, donate=False)

@@ -42,7 +42,7 @@ def by_hand(rate: float, outer: Any, momentum: float = 0.0) -> np.ndarray:
     return np.stack(found)
 
 
-def test_momentum_that_is_averaged_now_and_then_by_hand() -> None:
+def test_periodically_averaged_momentum_matches_a_hand_calculation() -> None:
     x, u = np.zeros((N, SIZE)), np.zeros((N, SIZE))
     expected = []
     for step in range(6):
@@ -55,7 +55,7 @@ def test_momentum_that_is_averaged_now_and_then_by_hand() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_slow_momentum_is_of_the_equation_and_of_no_rate() -> None:
+def test_slow_momentum_follows_the_equation_at_any_rate() -> None:
     slow_learning_rate, beta = 0.8, 0.6
     for rate in (0.1, 0.05):
         u = np.zeros(SIZE)
@@ -71,7 +71,7 @@ def test_slow_momentum_is_of_the_equation_and_of_no_rate() -> None:
         np.testing.assert_allclose(state[1].outer[1].trace, u, rtol=1e-4, atol=1e-5)
 
 
-def test_an_outer_optimizer_of_any_kind_and_momentum_of_each_worker() -> None:
+def test_any_outer_optimizer_and_local_momentum() -> None:
     velocity = np.zeros(SIZE)
 
     def outer(anchor: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_an_outer_optimizer_of_any_kind_and_momentum_of_each_worker() -> None:
     np.testing.assert_allclose(run(tx, TARGETS, 6)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_post_local_sgd_meets_in_every_step_at_first() -> None:
+def test_post_local_sgd_averages_every_step_at_first() -> None:
     found, _ = run(optax.chain(SGD, local_sgd(post_local(start=2, period=3))), TARGETS, 8)
     equal = [bool(np.ptp(x, axis=0).max() < 1e-6) for x in found]
     assert equal == [True, True, False, False, True, False, False, True]
@@ -93,7 +93,7 @@ def test_post_local_sgd_meets_in_every_step_at_first() -> None:
 def test_nothing_is_sent_between_exchanges() -> None:
     sent = account(optax.chain(SGD, local_sgd(5)), TARGETS)
     assert {c.path for c in sent.collectives} == {("cond 2/2",)}
-    exchange = 2 * 3 / 4 * 4 * (SIZE + 2)  # Steps that were taken, and left out.
+    exchange = 2 * 3 / 4 * 4 * (SIZE + 2)  # Steps that were taken, and skipped.
     assert sent.bytes_per_worker == exchange and sent.amortized_bytes_per_worker(0) == 0
     np.testing.assert_allclose(sent.amortized_bytes_per_worker(1 / 5), exchange / 5)
     assert str(sent).splitlines()[-1] == "bytes sent per worker: 0 to 48"
@@ -144,7 +144,7 @@ FLUSHED: dict[str, Any] = {
     ("name", "workers"),
     [("diloco", N), slow("diloco", mesh_of(N)), *(slow(name, N) for name in [*FLUSHED][1:])],
 )
-def test_a_flush_ends_the_last_period_as_a_shorter_one_does(name: str, workers: Any) -> None:
+def test_a_flush_ends_the_last_period_like_a_shorter_one(name: str, workers: Any) -> None:
     after = []
     for period, flushes in ((3, True), (lambda step: jnp.where(step < 3, 3, 2), False)):
         step, params, state = prepared(FLUSHED[name](period), TARGETS, workers)

@@ -94,7 +94,7 @@ def test_sums_are_in_the_dtype_that_they_need(add_up: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["finished", "stale_params", "sums"])
-def test_a_worker_is_not_given_several_rows(what: str) -> None:
+def test_a_worker_gets_one_row(what: str) -> None:
     """Those of 8 workers, on 4."""
     tx, row = optax.chain(jaxcomm.mean(), optax.sgd(0.1)), np.ones(8, np.float32)
     counts, microbatches = np.ones(4, np.int32), np.ones((4, 1), np.float32)

@@ -52,7 +52,7 @@ def train(tx: Any, machine: Any, count: int, workers: Any = N, *, late: bool = F
 
 
 @pytest.mark.parametrize("workers", [N, slow(mesh_of(N))])
-def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
+def test_a_late_gradient_uses_its_starting_parameters(workers: Any) -> None:
     machine = windows(SLOW, fastest_worker(), workers=N, minibatches=M)
     rows, _ = train(SGD, machine, 7, workers, late=True)
     x, points = np.zeros(3), [np.zeros(3)]
@@ -76,13 +76,13 @@ def test_a_late_gradient_is_taken_where_it_began(workers: Any) -> None:
     assert stale == {0, 1, 2}
 
 
-def test_a_late_gradient_without_its_point_is_refused() -> None:
+def test_a_late_gradient_without_its_parameters_is_refused() -> None:
     machine = windows(SLOW, fastest_worker(), workers=N, minibatches=M)
     with pytest.raises(ValueError, match="need `stale_params` as the third part of the batch"):
         train(SGD, machine, 1)
 
 
-def test_a_rate_that_follows_what_is_finished() -> None:
+def test_the_rate_follows_the_finished_minibatches() -> None:
     def schedule(finished: jax.Array) -> jax.Array:
         return 1 / (1 + finished.astype(jnp.float32))
 
@@ -102,7 +102,7 @@ def test_a_rate_that_follows_what_is_finished() -> None:
     assert before == clock.minibatches
 
 
-def test_idle_windows_change_nothing_and_show() -> None:
+def test_idle_windows_change_nothing_and_are_counted() -> None:
     machine = windows(
         shifted_exponential(mean=5.0), deadline(0.5), workers=N, minibatches=M, in_flight="abort"
     )

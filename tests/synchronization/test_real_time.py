@@ -34,11 +34,11 @@ def make(tx: Any, workers: int, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
+@pytest.mark.parametrize("gossips", [False, True])
+def test_on_fake_devices_windows_match_the_simulated_clock(gossips: bool) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.3))
     params: Any = jnp.zeros(3)
-    if apart:
+    if gossips:
         tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(N)))
         params = jaxcomm.replicate(params, mesh_of(N))
     times = deterministic([1.0, 2.0, 1.5, 3.0])
@@ -52,7 +52,7 @@ def test_on_fake_devices_it_is_the_windows_of_the_clock(apart: bool) -> None:
         np.testing.assert_array_equal(metrics["starved"], 0)
     assert counts == [[3, 1, 2, 1]] * 3
     # The same windows in the simulator, whose batches are cut from the same queues.
-    simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if apart else jnp.zeros(3)
+    simulated: Any = jaxcomm.replicate(jnp.zeros(3), N) if gossips else jnp.zeros(3)
     step = jaxcomm.simulate(loss, tx, N, gradients=window_gradients)
     state = jaxcomm.init(tx, simulated, N)
     for t in range(3):
@@ -95,7 +95,7 @@ def run(window: Any, queue: Iterator[np.ndarray], count: int) -> tuple[list[int]
     return counts, metrics
 
 
-def test_a_worker_does_what_fits_before_the_deadline(wall: Wall) -> None:
+def test_a_worker_finishes_only_what_fits_before_the_deadline(wall: Wall) -> None:
     counts, metrics = run(make(ONE, 1, seconds=0.85, minibatches=4), wall.queue(0.3), 4)
     # The first of all is not timed, but compiled.
     assert counts == [3, 2, 2, 2]
@@ -104,7 +104,7 @@ def test_a_worker_does_what_fits_before_the_deadline(wall: Wall) -> None:
     assert counts == [M, M] and metrics["seconds"] == pytest.approx(0.9)
 
 
-def test_a_surprise_counts_and_is_foreseen_only_where_it_lasts(wall: Wall) -> None:
+def test_lasting_delays_are_predicted(wall: Wall) -> None:
     times = [0.0, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1]
     window = make(ONE, 1, seconds=0.45, minibatches=4)
     assert run(window, wall.queue(*times), 3)[0] == [4, 2, 4]
@@ -112,7 +112,7 @@ def test_a_surprise_counts_and_is_foreseen_only_where_it_lasts(wall: Wall) -> No
     assert slower[-1] == 1
 
 
-def test_where_none_fits_one_is_tried_now_and_then(wall: Wall) -> None:
+def test_a_minibatch_that_does_not_fit_is_tried_periodically(wall: Wall) -> None:
     window = make(ONE, 1, seconds=0.1)
     counts, metrics = run(window, wall.queue(0.05, 0.12), 16)
     assert set(counts[3:]) == {0, 1}
@@ -120,7 +120,7 @@ def test_where_none_fits_one_is_tried_now_and_then(wall: Wall) -> None:
     np.testing.assert_array_equal(window.minibatch_seconds, 0.12)
 
 
-def test_none_that_was_taken_is_lost(wall: Wall) -> None:
+def test_no_taken_minibatch_is_lost(wall: Wall) -> None:
     window, queue, x = make(ONE, 1, seconds=0.25), wall.queue(0.1), np.zeros(3)
     params, taken = jnp.zeros(3), 0
     state = jaxcomm.init(ONE, params, mesh_of(1))
@@ -137,7 +137,7 @@ def test_none_that_was_taken_is_lost(wall: Wall) -> None:
     assert window(closed.params, closed.opt_state, [queue]).finished == 2
 
 
-def test_a_deadline_that_nobody_can_keep_is_an_error_before_training() -> None:
+def test_an_impossible_deadline_is_an_error_before_training() -> None:
     with pytest.raises(ValueError, match="No mini-batch ends within"):
         run(make(ONE, 1, seconds=1e-7), iter(DATA[0]), 1)
 

@@ -48,7 +48,7 @@ def test_against_numpy() -> None:
     np.testing.assert_allclose(run(tx, TARGETS, COUNT)[0], by_hand(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_settings_of_the_paper_send_a_fifth_of_a_bit() -> None:
+def test_paper_settings_send_a_fifth_of_a_bit() -> None:
     """2 bits and an index of 8 for 64 of 4096 coordinates, and two float32: 0.19 bits each."""
     size = 2**18
     sent = account(sparseloco(optax.sgd(RATE)), np.zeros((2, size), np.float32))

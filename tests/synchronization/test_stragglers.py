@@ -45,7 +45,7 @@ def test_drawn_times_have_the_expected_order_statistics(name: str) -> None:
         assert abs(column.mean() - expected) <= 5 * column.std() / len(column) ** 0.5 + 1e-6
 
 
-def test_values_by_hand() -> None:
+def test_values_match_a_hand_calculation() -> None:
     exponential = shifted_exponential(1.0)
     found = [
         exponential.order_statistic(8, 8),
@@ -60,7 +60,7 @@ def test_values_by_hand() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
+def test_a_trace_repeats(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text("1,2\n3,4\n5,6\n")
     model = recorded_times(file)
@@ -81,7 +81,7 @@ def test_a_trace_is_read_over_and_over(tmp_path: pathlib.Path) -> None:
         ("1,2\n", "times of 2 workers, for 3 workers"),
     ],
 )
-def test_traces_that_are_none(text: str, message: str, tmp_path: pathlib.Path) -> None:
+def test_malformed_traces_are_refused(text: str, message: str, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "times.csv"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):

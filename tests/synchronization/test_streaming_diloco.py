@@ -69,12 +69,12 @@ def test_against_numpy(fragments: int, overlap: int, mixing: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
+def test_a_step_sends_at_most_one_fragment_optionally_compressed() -> None:
     def make(aggregator: Any = None) -> Any:
         both = optax.sgd(0.1), optax.sgd(**OUTER)
         return streaming_diloco(*both, 6, fragments=2, aggregator=aggregator)
 
-    counts = 4 * 2  # Steps that were taken, and left out.
+    counts = 4 * 2  # Steps that were taken, and skipped.
     own, sent = [4 * 3 + counts, 4 * 7 + counts], account(make(), TARGETS)
     assert {c.path for c in sent.collectives} == {("cond 1/3",), ("cond 2/3",)}
     assert sent.bytes_of_branches == 2 * 3 / 4 * sum(own)
@@ -88,7 +88,7 @@ def test_a_step_sends_one_fragment_at_most_and_compressed_if_asked() -> None:
 
 
 @pytest.mark.slow
-def test_equal_leaves_of_two_fragments_are_rounded_apart() -> None:
+def test_equal_leaves_of_two_fragments_are_rounded_independently() -> None:
     # Before its first meeting, a fragment moves by so many equal steps: signs and norms agree.
     aggregator = jaxcomm.all_gather_mean(dither(levels=1, norm="l2"))
     tx = streaming_diloco(optax.sgd(0.1), optax.sgd(1.0), 2, fragments=2, aggregator=aggregator)

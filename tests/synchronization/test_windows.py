@@ -35,7 +35,7 @@ TRIGGERS = {
 
 
 @pytest.mark.parametrize("name", ["k_batch_sync", *map(slow, [*TRIGGERS][:-1])])
-def test_triggers_by_hand(name: str) -> None:
+def test_triggers_match_a_hand_calculation(name: str) -> None:
     trigger, seconds, finished = TRIGGERS[name]
     window, queue = closed(new_queue(3), TIMES, trigger, in_flight="abort")
     assert window.seconds == seconds
@@ -44,16 +44,16 @@ def test_triggers_by_hand(name: str) -> None:
     np.testing.assert_array_equal(queue.remaining_seconds, 0)
 
 
-def test_what_is_in_flight_goes_on_or_begins_anew() -> None:
+def test_work_in_flight_continues_or_restarts() -> None:
     first = fastest_worker()
     _, aborted = closed(new_queue(3), TIMES, first, in_flight="abort")
     _, late = closed(new_queue(3), TIMES, first)
     # The third has just finished one as the window closes, and has not begun another.
     np.testing.assert_array_equal(late.remaining_seconds, [0, 2, 0])
     # The second window of 4 seconds: 3 + (1 left over), or 2 and then 2 of another 3.
-    anew, _ = closed(aborted, TIMES, first, in_flight="abort")
+    restarted, _ = closed(aborted, TIMES, first, in_flight="abort")
     on, after = closed(late, TIMES, first, in_flight="finish_late")
-    np.testing.assert_array_equal(anew.finished, [4, 1, 2])
+    np.testing.assert_array_equal(restarted.finished, [4, 1, 2])
     np.testing.assert_array_equal(on.finished, [4, 1, 2])
     np.testing.assert_array_equal(after.remaining_seconds, [0, 1, 0])
     third, _ = closed(after, TIMES, first, in_flight="finish_late")

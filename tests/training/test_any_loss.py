@@ -212,7 +212,7 @@ def test_a_scan_of_steps_is_a_loop(name: str, where: str) -> None:
 # Of methods whose parameters differ by worker: what one step makes of each worker's own.
 RING = np.array([[np.isin((i - j) % 8, [0, 1, 7]) / 3 for j in range(8)] for i in range(8)])
 LOCAL = [np.eye(8), np.full((8, 8), 1 / 8)]
-APART: dict[str, tuple[Callable[[], Any], list[np.ndarray]]] = {
+LOCAL_METHODS: dict[str, tuple[Callable[[], Any], list[np.ndarray]]] = {
     "auto": (lambda: synchronization.diloco(optax.sgd(RATE), optax.sgd(1.0), 2), LOCAL),
     "simulated": (lambda: optax.chain(optax.sgd(RATE), synchronization.local_sgd(2)), LOCAL),
     "explicit": (
@@ -228,11 +228,11 @@ def own_of(params: Any) -> Any:
     return jax.tree.map(np.asarray, params.per_worker["data"])
 
 
-@pytest.mark.parametrize(("name", "where"), first_quick(FEW, APART))
+@pytest.mark.parametrize(("name", "where"), first_quick(FEW, LOCAL_METHODS))
 def test_every_workers_own_gradient(name: str, where: str) -> None:
     """Two steps, in NumPy: each worker's gradient at its own parameters, mixed by a matrix."""
     loss, workers = LOSSES[name](), at(where)
-    make, mixings = APART[where]
+    make, mixings = LOCAL_METHODS[where]
     params, *states = (jaxcomm.replicate(x, workers) for x in (loss.params, *states_of(loss)))
     step, (_, *_, opt_state) = build(name, make(), workers, params, metrics="own")
     carry: Any = (params, *states, opt_state)
@@ -285,7 +285,7 @@ def test_fully_sharded(name: str, where: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), first_quick(WITHOUT_STATE, ["auto", "simulated"]))
 def test_along_a_direction(name: str, where: str) -> None:
-    """With one direction of signs, the update tells it: the slope has one size everywhere."""
+    """With one direction of signs, the update shows it: the slope has one size everywhere."""
     smoothing, first = 0.125, LOSSES[name]().params
     direction = jaxcomm.zeroth_order(smoothing=smoothing, distribution="rademacher")
     step, carry = build(name, optax.chain(direction, optax.sgd(1.0)), at(where))

@@ -113,7 +113,7 @@ def test_a_loss_that_averages_over_workers_itself_has_the_same_gradient() -> Non
 
 
 @pytest.mark.slow
-def test_weights_travel_as_their_codec_says() -> None:
+def test_weights_are_sent_in_their_codec() -> None:
     """A gradient at weights in bfloat16; the whole leaves do not travel, and stay float32."""
     fine = jax.tree.map(lambda x: x + x / 1000, START)
     run, params, _ = prepared("eight", start=fine, pull=cast("bfloat16"))
@@ -156,7 +156,7 @@ def test_compressed_gradients_have_the_right_mean(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "push", "pull"])
-def test_what_is_not_finite_reaches_all_slices(codec: str) -> None:
+def test_nonfinite_gradients_reach_all_slices(codec: str) -> None:
     """One worker's NaN, or an infinite weight that a codec would hide."""
     x, start, options = ROWS, START, {} if codec == "none" else {codec: dither(bits=8)}
     if codec == "pull":
@@ -214,7 +214,7 @@ def compiled(by_layer: bool) -> Any:
 
 
 @pytest.mark.slow
-def test_memory_falls_as_1_over_n() -> None:
+def test_memory_shrinks_as_1_over_n() -> None:
     """Weights and two moments, per device; layer by layer, no whole model is ever in memory."""
     whole = 4 * 8 * 128 * 128
     at_once, by_layer = compiled(False).memory_analysis(), compiled(True)
@@ -275,8 +275,8 @@ def test_mistakes(call: Any, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_calls_over_different_lists_draw_apart() -> None:
-    """As calls over different dicts do: the coins come from the paths of all leaves of a call."""
+def test_calls_over_different_lists_draw_independently() -> None:
+    """As calls over different dicts do: the keys come from the paths of all leaves of a call."""
     gather, weights = weight_gather(P("data"), pull=dither(bits=4)), jnp.asarray(normal(0, 2, 64))
 
     def first(slices: list[jax.Array]) -> jax.Array:

@@ -82,7 +82,7 @@ def test_the_results_of_the_last_call_are_known(
 
 
 @DEVICES
-def test_older_results_and_those_of_another_step(devices: int, walked: set[str]) -> None:
+def test_results_of_older_and_other_steps(devices: int, walked: set[str]) -> None:
     step, state = prepared(devices, donate=False)
     first = step(start(), state, ROWS)[:2]
     second = step(*first, ROWS)[:2]

@@ -114,7 +114,7 @@ def test_its_gradient_is_that_of_the_global_loss(name: str, where: str) -> None:
     check_one_step(lambda p, x: local(p, x, axes_of(where)), whole, where, tx)
 
 
-# What a function given as `gradients=` must not do: nothing tells whether a mean was meant.
+# What a function given as `gradients=` must not do: nothing shows whether a mean was meant.
 SUMMED: dict[str, Any] = {
     "by pmean": lambda gradient: lax.pmean(gradient, "data"),
     "one leaf": lambda gradient: gradient | {"w": lax.pmean(gradient["w"], "data")},
@@ -137,7 +137,7 @@ def test_gradients_that_are_summed_already(how: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_what_a_loop_counts_is_equal_on_all_workers(where: str) -> None:
+def test_loop_counters_are_equal_on_all_workers(where: str) -> None:
     """A counter that a loop returns beside the loss is no counter that differs by worker."""
 
     def call(params: Any, state: Any, x: jax.Array) -> Any:
@@ -157,7 +157,7 @@ def test_what_a_loop_counts_is_equal_on_all_workers(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["auto", "simulated"])
-def test_what_a_reference_holds_differs(where: str) -> None:
+def test_references_hold_per_worker_values(where: str) -> None:
     """Its first value is a constant, and so says nothing about the later ones."""
 
     def call(params: Any, state: Any, x: jax.Array) -> Any:
@@ -228,7 +228,7 @@ UNREACHED: dict[str, Any] = {
 @pytest.mark.parametrize("where", ["auto", "simulated"])
 @pytest.mark.parametrize("name", UNREACHED)
 def test_a_collective_that_some_workers_do_not_reach(name: str, where: str) -> None:
-    """On a mesh they would wait for ever, so the step is only traced."""
+    """On a mesh they would wait forever, so the step is only traced."""
     loss = lambda p, x: UNREACHED[name](jnp.mean((x @ p["w"]) ** 2), x)  # noqa: E731
     step, state = begun(loss, SGD, at(where), PARAMS)
     with pytest.raises(ValueError, match="All workers must run the same branch"):

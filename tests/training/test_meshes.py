@@ -39,7 +39,7 @@ def test_one_compilation(where: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @PLACES
-def test_arrays_from_anywhere(where: str) -> None:
+def test_arrays_of_any_placement(where: str) -> None:
     """One that is two parameters and is donated; parameters, rows and a weight of one device."""
     shared = jax.device_put(jnp.ones((3, 2)), jax.devices()[5])
     loss = lambda p, batch: jnp.mean((batch @ (p["w"] + p["v"])) ** 2)  # noqa: E731
@@ -53,7 +53,7 @@ def test_arrays_from_anywhere(where: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-def test_what_is_cut_is_not_put_together_in_silence(kind: AxisType) -> None:
+def test_sharded_arrays_are_not_gathered_silently(kind: AxisType) -> None:
     mesh = mesh_of(kind, 2, 4, names=("data", "model"))
     tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.1))
     params = START | {"w": jnp.ones((3, 4))}

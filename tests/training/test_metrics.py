@@ -1,4 +1,4 @@
-"""What a step tells, and what telling it sends."""
+"""The metrics of a step, and what is sent for them."""
 
 from typing import Any, NamedTuple
 
@@ -28,19 +28,19 @@ class Again(NamedTuple):
 
 
 @PLACES
-def test_means_now_and_then(where: str) -> None:
-    """In the last of every three steps; a counter that begins anew does not count."""
+def test_means_at_an_interval(where: str) -> None:
+    """In the last of every three steps; a counter that starts again does not count."""
     again = optax.GradientTransformation(
         lambda params: Again(jnp.zeros((), jnp.int32)),
         lambda updates, state, params=None: (updates, Again((state.count + 1) % 2)),
     )
     still = optax.scale_by_schedule(lambda count: 0.0)
     tx = optax.chain(jaxcomm.mean(), again, still)
-    params, (step, state), told = START, begun(loss, tx, at(where), START, metrics=3), []
+    params, (step, state), losses = START, begun(loss, tx, at(where), START, metrics=3), []
     for _ in range(6):
         params, state, metrics = step(params, state, TARGETS)
-        told.append(float(metrics["loss"]))
-    np.testing.assert_allclose(told, [np.nan, np.nan, np.mean(TARGETS**2)] * 2)
+        losses.append(float(metrics["loss"]))
+    np.testing.assert_allclose(losses, [np.nan, np.nan, np.mean(TARGETS**2)] * 2)
 
 
 @PLACES
@@ -54,15 +54,15 @@ def test_weighted_means_of_finite_parts(where: str) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.sgd(0.5))
     step, state = begun(loss, tx, at(where), START, gradients=gradients)
 
-    def told(*weights: float) -> tuple[Any, ...]:
+    def weighted_step(*weights: float) -> tuple[Any, ...]:
         params, _, metrics = step(START, state, (TARGETS, np.array(weights, np.float32)))
         return metrics["weight"], metrics["loss"], params
 
     means = [np.average(x, weights=[1, 0, 0, 3]) for x in (TARGETS**2, TARGETS)]
-    np.testing.assert_allclose(told(1, 0, 0, 3), [4, *means])
-    np.testing.assert_allclose(told(0, 0, 0, 0), [0, np.nan, 0])
+    np.testing.assert_allclose(weighted_step(1, 0, 0, 3), [4, *means])
+    np.testing.assert_allclose(weighted_step(0, 0, 0, 0), [0, np.nan, 0])
     for weights in ([1, -1, 2, 0], [1, np.inf, 0, 0]):
-        assert np.isnan(told(*weights)[1:]).all()
+        assert np.isnan(weighted_step(*weights)[1:]).all()
 
 
 LOCAL = {
@@ -77,7 +77,7 @@ LOCAL = {
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_an_inner_step_sends_nothing_but_by_its_own_rule(name: str) -> None:
+def test_an_inner_step_sends_only_what_its_rule_sends(name: str) -> None:
     """Neither metrics nor a model state, of which each worker keeps its own."""
     mesh = at("auto 4")
     params = jaxcomm.replicate(START, mesh)

@@ -215,7 +215,7 @@ def test_a_running_minimum_and_what_does_not_change(where: str) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_of_python() -> None:
+def test_python_numbers() -> None:
     loss = lambda p, s, b: (jnp.mean(b @ p["w"]), {"a": 0.25, "b": 3})  # noqa: E731
     step, opt_state = make(loss, SGD, 2, PARAMS)
     state = {"a": 1.0, "b": 2}

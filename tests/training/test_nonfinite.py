@@ -61,7 +61,7 @@ def test_several_axes_and_devices_of_one_worker(where: str) -> None:
     assert (both or "").startswith("worker 2 of 4: NaN in the loss")
 
 
-def test_what_else_a_step_may_have() -> None:
+def test_other_options_of_a_step() -> None:
     """A model state, metrics, a key, what all share, and weights."""
     rows = batch_with(np.nan)
 

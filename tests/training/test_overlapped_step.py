@@ -83,7 +83,7 @@ BOTH = [
 def test_equals_the_one_program(options: Any, where: str, away: Any) -> None:
     """Parameters, anchors and counts; with a worker's NaN, and a worker that is away at times."""
     mesh, tx = at(where), streaming(**options)
-    expected, last, told = trained(whole_step(tx, mesh), *start(tx, mesh), away)
+    expected, last, whole_metrics = trained(whole_step(tx, mesh), *start(tx, mesh), away)
     found, state, metrics = trained(beside(tx, mesh), *start(tx, mesh), away)
     require_equal(found, expected)
     assert jax.tree.structure(state) == jax.tree.structure(last)
@@ -94,7 +94,7 @@ def test_equals_the_one_program(options: Any, where: str, away: Any) -> None:
         # Diagnostics are reported when a fragment arrives, not when it is sent.
         if "diagnostics" not in name and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert metrics.keys() == told.keys()
+    assert metrics.keys() == whole_metrics.keys()
     assert float(metrics["diagnostics/skipped_steps"]) == 1.0
 
 
@@ -130,7 +130,7 @@ def test_only_the_step_that_begins_an_exchange_sends() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "change"), [(3, 1, 6), (1, 3, 6), (3, 1, 8)])
-def test_a_state_of_another_overlap_goes_on(before: int, after: int, change: int) -> None:
+def test_state_continues_under_another_overlap(before: int, after: int, change: int) -> None:
     """A result under way arrives once; `test_resumed` checks the one program against NumPy."""
     mesh, tx = at("auto 4"), streaming(overlap=after)
     params, state = start(streaming(overlap=before), mesh)

@@ -88,7 +88,7 @@ def test_of_each_worker(where: str) -> None:
 
 
 @PLACES
-def test_now_and_then(where: str) -> None:
+def test_reduced_metrics_at_an_interval(where: str) -> None:
     tx = optax.chain(jaxcomm.mean(), optax.scale_by_schedule(lambda count: 0.0))
     step, state = build(where, tx=tx, metrics=2)
     params, state, metrics = step(W, state, X)

@@ -29,7 +29,7 @@ SHAPES = {"up": (6, 8), "bias": (8,), "down": (8, 6), "norm": (6,)}
 WHOLE = {name: normal(seed, *shape) for seed, (name, shape) in enumerate(SHAPES.items())}
 WORKERS, SHARDS, STEPS = 2, 4, 3
 
-# Methods without private coins, so that a shard alone draws what it draws beside others.
+# Methods without private keys, so that a shard alone draws what it draws beside others.
 METHODS: dict[str, Any] = {
     "mean": jaxcomm.mean,
     "top_k": lambda: jaxcomm.top_k_sgd(ratio=0.3),

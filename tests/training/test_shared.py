@@ -58,7 +58,7 @@ def require_one_device(params: Any, losses: Any, steps: int = 2, whole: Any = lo
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_another_value_in_each_step_compiles_once(where: str) -> None:
+def test_changing_values_compile_once(where: str) -> None:
     traced: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> jax.Array:
@@ -138,9 +138,7 @@ def test_fully_sharded_with_a_loss_that_gathers(where: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, slow(AxisType.Explicit)])
-def test_a_teacher_that_is_sharded_as_the_parameters_is_not_gathered(
-    kind: AxisType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_teacher_is_not_gathered(kind: AxisType, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of(kind, 2, 4, names=("data", "model"))
     sharding = NamedSharding(mesh, P(None, "model"))
     params, teacher = jax.device_put((PARAMS, SHARED["teacher"]), sharding)

@@ -43,7 +43,7 @@ def test_the_mean_trains_like_one_device(where: str) -> None:
 
 
 @PLACES
-def test_numbers_of_python_are_parameters_too(where: str) -> None:
+def test_python_numbers_are_parameters(where: str) -> None:
     params = {"w": 2.0, "b": np.float64(0.5)}
     tx = optax.chain(jaxcomm.global_qsgd(bits=16), optax.sgd(0.1, momentum=0.9))
     step, state = begun(lambda p, x: jnp.mean(p["w"] * x + p["b"]), tx, at(where), params)
@@ -62,7 +62,7 @@ def test_metrics_are_averaged(where: str) -> None:
     assert metrics["share"] == 1 and metrics["share"].dtype == jnp.float32
 
 
-def test_donated_state_is_gone_and_kept_state_is_not() -> None:
+def test_donated_state_is_deleted_and_other_state_is_kept() -> None:
     tx = optax.chain(jaxcomm.mean(), optax.rmsprop(0.1))
     for donate in (True, False):
         params = jax.tree.map(jnp.copy, START)
@@ -160,7 +160,7 @@ print("done")
 
 
 @pytest.mark.parametrize("program", [ENDLESS, SHARED], ids=["never_waits", "donated"])
-def test_a_program_of_its_own(program: str) -> None:
+def test_a_step_is_a_separate_program(program: str) -> None:
     """A loop that never waits does not deadlock; what is donated is in no other argument."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
     finished = subprocess.run(

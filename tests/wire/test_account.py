@@ -66,7 +66,7 @@ def test_bytes_and_messages(name: str) -> None:
     ("dtype", "size"), [(jnp.int4, 1), (jnp.int8, 1), (jnp.bfloat16, 2), (jnp.uint32, 4)]
 )
 def test_bytes_follow_the_dtype(dtype: Any, size: int) -> None:
-    """Four bits that are not packed are billed a byte."""
+    """Four bits that are not packed count as a byte."""
     assert sent(summed, (8,), dtype).bytes_per_worker == 14 * size
 
 
@@ -77,7 +77,7 @@ def in_loops(x: jax.Array) -> jax.Array:
     ]
 
 
-def for_nobody(x: jax.Array) -> jax.Array:
+def unused_in_a_loop(x: jax.Array) -> jax.Array:
     """In a loop, of which only the shifts are read."""
 
     def body(carry: Any, _: None) -> Any:
@@ -88,7 +88,7 @@ def for_nobody(x: jax.Array) -> jax.Array:
 
 
 def wasteful(x: jax.Array) -> jax.Array:
-    summed(x * 2)  # Nobody reads it.
+    summed(x * 2)  # Its result is not used.
     first, second = summed(x + 1), summed(x + 1)
     return first + jax.jit(lambda x: (x, lax.pmax(x, "data")))(second)[0]
 
@@ -111,9 +111,9 @@ def ragged(x: jax.Array) -> jax.Array:
 
 
 GROUPS = [[0, 1], [2, 3], [4, 5], [6, 7]]
-BILLED: dict[str, Any] = {
+COUNTED: dict[str, Any] = {
     "loops are multiplied": (in_loops, 15 * 32),
-    "what a loop sends for nobody": (for_nobody, 5 * 32),
+    "what a loop sends and does not use": (unused_in_a_loop, 5 * 32),
     "dead and equal ones": (wasteful, 14 / 8 * 32),
     "callbacks": (of_a_callback, 2 * 14 / 8 * 32),
     "the solution of a linear solve": (solved, 14 / 8 * 32),
@@ -124,9 +124,9 @@ BILLED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", BILLED)
-def test_what_is_billed(name: str) -> None:
-    fn, expected = BILLED[name]
+@pytest.mark.parametrize("name", COUNTED)
+def test_counted_bytes(name: str) -> None:
+    fn, expected = COUNTED[name]
     account = sent(fn, (N,))
     assert account.bytes_per_worker == pytest.approx(expected)
     assert len(account.collectives) == (2 if name == "callbacks" else expected > 0)
@@ -135,7 +135,7 @@ def test_what_is_billed(name: str) -> None:
         assert account.collectives[0].path == ("scan x5", "scan x3")
 
 
-def test_conditionals_are_reported_by_branch_and_billed_at_the_heaviest() -> None:
+def test_conditionals_count_their_largest_branch() -> None:
     branches = [lambda x: x, summed, lambda x: lax.ppermute(x, "data", RING)]
     account = sent(lambda x: lax.switch(jnp.int32(x[0] > 0), branches, x))
     assert [c.path for c in account.collectives] == [("cond 2/3",), ("cond 3/3",)]
@@ -152,14 +152,14 @@ def test_unbounded_loops_are_flagged() -> None:
         account.seconds(1e9)
 
 
-def test_what_autodiff_inserts_is_seen() -> None:
+def test_collectives_of_autodiff_are_counted() -> None:
     gradient = jax.grad(lambda w, x: jnp.sum((x @ w) ** 2))
     run = jax.shard_map(gradient, mesh=data(), in_specs=(P(), P("data")), out_specs=P())
     account = wire.account(run, jnp.zeros(5), jnp.zeros((16, 5)))
     assert account.bytes_per_worker == pytest.approx(14 / 8 * 20)
 
 
-def test_axes_are_told_apart() -> None:
+def test_axes_are_distinguished() -> None:
     mesh = mesh_of(AxisType.Auto, 2, 4, names=("dcn", "ici"))
     each = lambda x: lax.psum(lax.psum(lax.psum(x, "ici"), "dcn"), ("dcn", "ici"))  # noqa: E731
     assert wire.account(on(mesh, each), jnp.zeros(6)).bytes_by_axis == pytest.approx(
@@ -173,7 +173,7 @@ def test_one_worker_sends_nothing() -> None:
     assert account.bytes_per_worker == 0 and "bytes sent per worker: 0" in str(account)
 
 
-def test_what_is_combined_is_one_message() -> None:
+def test_combined_arrays_are_one_message() -> None:
     def both(tree: list[jax.Array]) -> Any:
         sums = [summed(x) for x in tree]
         peaks = [lax.pmax(x, "data") for x in tree]
@@ -217,12 +217,12 @@ def test_a_unit_whatever_other_axes_shard(kind: AxisType) -> None:
         assert not account.at_most and account.bytes_per_worker == 2048
 
 
-def test_what_is_cut_otherwise_is_another_value() -> None:
+def test_differently_sharded_arrays_are_different_values() -> None:
     both = lambda x: [on(data(), summed, spec)(x) for spec in (P("data"), P(None, "data"))]  # noqa: E731
     assert wire.account(both, jnp.ones((8, 8))).bytes_per_worker == 2 * 14 / 8 * 32
 
 
-def test_a_simulated_step_inside_of_a_program_is_not_accounted_as_nothing() -> None:
+def test_a_nested_simulated_step_is_not_counted_as_zero() -> None:
     loss, x = lambda w, b: jnp.mean((w - b[0]) ** 2), jnp.zeros(100)
     step, state = begun(loss, jaxcomm.global_qsgd(), N, x)
     args = (x, state, jnp.ones((N, 100)))
@@ -263,14 +263,14 @@ INSERTED = {
 
 
 @pytest.mark.parametrize("name", INSERTED)
-def test_what_xla_inserts_is_not_accounted_as_nothing(name: str) -> None:
+def test_collectives_inserted_by_xla_are_not_counted_as_zero(name: str) -> None:
     fn, found = INSERTED[name]
     message = f"XLA partitions this program and inserts collectives .*{found}"
     with pytest.raises(ValueError, match=message):
         wire.account(fn, *sharded())
 
 
-def test_what_xla_inserts_over_explicit_axes_or_for_shapes_is_not_nothing_either() -> None:
+def test_collectives_inserted_for_explicit_axes_are_not_counted_as_zero() -> None:
     arrays = sharded(AxisType.Explicit)
     with jax.set_mesh(data(AxisType.Explicit)), pytest.raises(ValueError, match="all-reduce"):
         wire.account(descended, *arrays)

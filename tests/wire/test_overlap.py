@@ -113,6 +113,6 @@ def test_branches_are_listed() -> None:
 
 
 @pytest.mark.parametrize("program", [None, ""])
-def test_what_is_no_program(program: str | None) -> None:
+def test_invalid_programs_are_refused(program: str | None) -> None:
     with pytest.raises(ValueError, match="Pass the compiled program"):
         wire.overlap_report(program)

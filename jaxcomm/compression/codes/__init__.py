@@ -3,6 +3,6 @@
 from jaxcomm.compression.codes._elias import elias
 from jaxcomm.compression.codes._golomb_rice import golomb_rice
 from jaxcomm.compression.codes._rans import rans
-from jaxcomm.compression.codes._rows import measured_room
+from jaxcomm.compression.codes._rows import measured_capacity
 
-__all__ = ["elias", "golomb_rice", "measured_room", "rans"]
+__all__ = ["elias", "golomb_rice", "measured_capacity", "rans"]

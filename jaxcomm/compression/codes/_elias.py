@@ -96,7 +96,7 @@ CODES = {
 
 
 @checked
-def elias(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
+def elias(codec: Codec, *, capacity: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the integers of `codec` in the Elias-gamma code, without loss.
 
     .. math:: \ell(c) = 2 \lfloor \log_2 (|c| + 1) \rfloor + 1 + [c \ne 0]
@@ -105,9 +105,9 @@ def elias(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "na
     bits, and a sign unless it is 0. A gap :math:`g` between indices has :math:`2 \lfloor \log_2 (g
     + 1) \rfloor + 1` bits. Receivers decode exactly what they would decode of `codec`.
 
-    Sends `room` bits per integer and 256 bytes, and 2 bytes per row of up to 1,024 integers, but no
-    more than the plain form of a fixed width. All other arrays of the payload, and statistics, are
-    those of `codec`. The room is sent whether it is used or not.
+    Sends `capacity` bits per integer and 256 bytes, and 2 bytes per row of up to 1,024 integers,
+    but no more than the plain form of a fixed width. All other arrays of the payload, and
+    statistics, are those of `codec`. The capacity is sent whether it is used or not.
 
     Args:
       codec: A codec of integers without memory: :func:`~jaxcomm.compression.quantizers.dither`,
@@ -115,19 +115,20 @@ def elias(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "na
         :func:`~jaxcomm.compression.quantizers.ternary`, also `blockwise`, and
         :func:`~jaxcomm.compression.sparsifiers.top_k` and
         :func:`~jaxcomm.compression.sparsifiers.stc`, whose integers are gaps between indices.
-      room: Bits per integer, a Python float. :func:`measured_room` returns those of given updates.
-        Default: a unit of normal, independent coordinates fits with a probability of 0.999.
-        Gradients have heavier tails and shorter codes; equal magnitudes have longer ones.
-      overflow: If the words exceed the room: `"nan"` makes the update NaN on all workers; `"drop"`
-        sends as many consecutive integers as fit, plain, from a random one on. Feedback uses the
-        latter and keeps the rest. `diagnostics=True` reports the number dropped as `overflow`.
+      capacity: Bits per integer, a Python float. :func:`measured_capacity` returns what given
+        updates need. Default: a unit of normal, independent coordinates fits with a probability of
+        0.999. Gradients have heavier tails and shorter codes; equal magnitudes have longer ones.
+      overflow: If the words exceed the capacity: `"nan"` makes the update NaN on all workers;
+        `"drop"` sends as many consecutive integers as fit, plain, from a random one on. Feedback
+        uses the latter and keeps the rest. `diagnostics=True` reports the number dropped as
+        `overflow`.
 
     Returns:
       A codec with the claims of `codec`. `combine` is `None`: gather its payloads.
 
     Raises:
       ValueError: If an argument is out of range, or `codec` does not state its integers. When
-        encoding, if `room` is None and the codec's typical integers are not known.
+        encoding, if `capacity` is None and the codec's typical integers are not known.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -146,6 +147,6 @@ def elias(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "na
       <https://arxiv.org/abs/1610.02132>`_, 2017.
 
     Differs from the paper: Elias-gamma, not the recursive code; all coordinates have a code, as in
-    the paper's code for many levels. Rows may be plain, and the room is fixed.
+    the paper's code for many levels. Rows may be plain, and the capacity is fixed.
     """
-    return _rows.variable_length(codec, CODES, name="elias", room=room, overflow=overflow)
+    return _rows.variable_length(codec, CODES, name="elias", capacity=capacity, overflow=overflow)

@@ -185,7 +185,9 @@ CODES = {
 
 
 @checked
-def golomb_rice(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
+def golomb_rice(
+    codec: Codec, *, capacity: AboveZero | None = None, overflow: Policy = "nan"
+) -> Codec:
     r"""Sends the gaps between nonzeros in the Golomb-Rice code, and their levels, without loss.
 
     .. math:: \ell(g) = \lfloor g / 2^k \rfloor + 1 + k
@@ -199,13 +201,13 @@ def golomb_rice(codec: Codec, *, room: AboveZero | None = None, overflow: Policy
       and its sign. Use it if most levels are 0.
     - If `codec` sends indices, gaps are those between them.
 
-    Sends `room` bits per integer and 256 bytes, and 2 bytes per row, but no more than the plain
+    Sends `capacity` bits per integer and 256 bytes, and 2 bytes per row, but no more than the plain
     form of a fixed width. All other arrays of the payload, and statistics, are those of `codec`.
-    The room is sent whether it is used or not.
+    The capacity is sent whether it is used or not.
 
     Args:
       codec: A codec of integers without memory, as in :func:`elias`.
-      room: Bits per integer, a Python float; of levels, per coordinate. As in :func:`elias`;
+      capacity: Bits per integer, a Python float; of levels, per coordinate. As in :func:`elias`;
         indices are taken for independent positions.
       overflow: `"nan"` or `"drop"`, as in :func:`elias`.
 
@@ -214,7 +216,7 @@ def golomb_rice(codec: Codec, *, room: AboveZero | None = None, overflow: Policy
 
     Raises:
       ValueError: If an argument is out of range, or `codec` does not state its integers. When
-        encoding, if `room` is None and the codec's typical integers are not known.
+        encoding, if `capacity` is None and the codec's typical integers are not known.
 
     Example:
       >>> import jax.numpy as jnp
@@ -235,6 +237,8 @@ def golomb_rice(codec: Codec, *, room: AboveZero | None = None, overflow: Policy
       <https://arxiv.org/abs/1903.02891>`_, 2019 (the gaps of sparse ternary compression).
 
     Differs from the papers: divisors are powers of two, each row has its own, long gaps and rows
-    are plain, and the room is fixed.
+    are plain, and the capacity is fixed.
     """
-    return _rows.variable_length(codec, CODES, name="golomb_rice", room=room, overflow=overflow)
+    return _rows.variable_length(
+        codec, CODES, name="golomb_rice", capacity=capacity, overflow=overflow
+    )

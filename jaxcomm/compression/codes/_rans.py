@@ -133,7 +133,7 @@ CODES = {"levels": _rows.RowCode(_write, _read, _bits_of_levels, most=2048, leve
 
 
 @checked
-def rans(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
+def rans(codec: Codec, *, capacity: AboveZero | None = None, overflow: Policy = "nan") -> Codec:
     r"""Sends the levels of `codec` in close to their entropy, by rANS, without loss.
 
     .. math:: \ell(c) \approx \log_2 \frac{m}{h_c}
@@ -141,16 +141,16 @@ def rans(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan
     bits for a level :math:`c` that occurs :math:`h_c` times among the :math:`m` levels of a unit.
     Workers agree on the counts, since each sends them with its payload, 2 bytes per level.
 
-    Sends `room` bits per integer and 256 bytes, 2 bytes per possible level, and 2 bytes per row of
-    up to 2,048 integers. A row costs 2 bytes and, on average, 4 more bytes beyond its entropy, so
-    this code is within 3 % of the entropy if that is more than 0.8 bits per integer. All other
-    arrays of the payload, and statistics, are those of `codec`. The room is sent whether it is
+    Sends `capacity` bits per integer and 256 bytes, 2 bytes per possible level, and 2 bytes per row
+    of up to 2,048 integers. A row costs 2 bytes and, on average, 4 more bytes beyond its entropy,
+    so this code is within 3 % of the entropy if that is more than 0.8 bits per integer. All other
+    arrays of the payload, and statistics, are those of `codec`. The capacity is sent whether it is
     used or not.
 
     Args:
       codec: A codec of integers without memory, as in :func:`elias`, of at most 2,048 levels; not
         one that sends indices.
-      room: Bits per integer, a Python float. As in :func:`elias`.
+      capacity: Bits per integer, a Python float. As in :func:`elias`.
       overflow: `"nan"` or `"drop"`, as in :func:`elias`.
 
     Returns:
@@ -158,16 +158,16 @@ def rans(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan
 
     Raises:
       ValueError: If an argument is out of range, or `codec` does not state its integers, or sends
-        indices. When encoding, if the codec has more levels, or `room` is None and the codec's
+        indices. When encoding, if the codec has more levels, or `capacity` is None and the codec's
         typical integers are not known.
 
     Example:
       >>> import jax
-      >>> from jaxcomm.compression.codes import measured_room, rans
+      >>> from jaxcomm.compression.codes import measured_capacity, rans
       >>> from jaxcomm.compression.quantizers import min_max_dither
       >>> updates = jax.random.normal(jax.random.key(0), (4, 20_000))
-      >>> room = measured_room(rans(min_max_dither(levels=16)), updates)
-      >>> 2.5 < room < 3.3  # `min_max_dither` has 4 bits per coordinate.
+      >>> capacity = measured_capacity(rans(min_max_dither(levels=16)), updates)
+      >>> 2.5 < capacity < 3.3  # `min_max_dither` has 4 bits per coordinate.
       True
 
     References:
@@ -176,6 +176,6 @@ def rans(codec: Codec, *, room: AboveZero | None = None, overflow: Policy = "nan
       Duda, `Asymmetric Numeral Systems <https://arxiv.org/abs/1311.2540>`_, 2013.
 
     Differs from the paper: rANS in place of arithmetic coding; counts have 14 bits; rows that
-    this would not shorten are plain; and the room is fixed.
+    this would not shorten are plain; and the capacity is fixed.
     """
-    return _rows.variable_length(codec, CODES, name="rans", room=room, overflow=overflow)
+    return _rows.variable_length(codec, CODES, name="rans", capacity=capacity, overflow=overflow)

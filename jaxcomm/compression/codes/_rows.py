@@ -1,4 +1,4 @@
-"""Sends the integers of a codec in rows of bit fields, whose lengths depend on them; a fixed room.
+"""Sends the integers of a codec in rows of bit fields, whose lengths vary; a fixed capacity.
 
 A row is a bit string that starts at a word. Its fields follow each other along the first axis of
 arrays of `[fields, rows]`, so that what runs along a row is one step for all rows.
@@ -31,10 +31,10 @@ from jaxcomm.compression._bits import Alphabet, Integers
 from jaxcomm.compression._scaled import contraction_of
 
 SLACK = 64
-"""Words beyond the room, so that short units, whose lengths vary more, fit."""
+"""Words beyond `capacity`, so that short units, whose lengths vary more, fit."""
 
 FITS = 0.999
-"""The probability that a unit of normal, independent coordinates fits into the default room."""
+"""The probability that a unit of normal, independent coordinates fits into the default capacity."""
 
 HEADER_BITS = 16
 LENGTH_BITS = 11  # of a header; the other 5 are the parameter of the row
@@ -57,7 +57,7 @@ class BitFields(NamedTuple):
 class Stream(NamedTuple):
     """What a receiver reads."""
 
-    words: jax.Array  # uint32[room]
+    words: jax.Array  # uint32[capacity]
     starts: jax.Array  # int32[rows], the first word of each row
     parameter: jax.Array  # int32[rows]
     table: PyTree  # what all rows share
@@ -89,18 +89,18 @@ class _Payload(NamedTuple):
     """The payload of one unit (a bucket or a leaf)."""
 
     headers: jax.Array  # uint32[ceil(rows / 2)]: of each row, its length in words and a parameter
-    words: jax.Array  # uint32[room], the rows; or a window of plain integers
+    words: jax.Array  # uint32[capacity], the rows; or a window of plain integers
     table: PyTree  # what the code sends for all rows: the counts of `rans`
     rest: PyTree  # the rest of the codec's payload
 
 
 class _Cut(NamedTuple):
-    """How the integers of a unit are cut, and the room of their words."""
+    """How the integers of a unit are cut, and the capacity of their words."""
 
     rows: int
     length: int  # integers of a row; the last rows are padded with zeros
-    room: int  # words
-    plain: int  # how many integers fit into the room in a plain form
+    capacity: int  # words
+    plain: int  # how many integers fit into the capacity in a plain form
 
 
 def low_bits(width: jax.Array) -> jax.Array:
@@ -129,14 +129,14 @@ def _words_of_rows(fields: BitFields) -> jax.Array:
     return (jnp.sum(fields.zeros + fields.width, axis=0, dtype=jnp.int32) + 31) >> 5
 
 
-def _write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
-    r"""Writes each row from the word `starts` on, in order, into uint32[room].
+def _write(fields: BitFields, starts: jax.Array, capacity: int) -> jax.Array:
+    r"""Writes each row from the word `starts` on, in order, into uint32[capacity].
 
     A field lies in one word, or in two. The fields of a word are disjoint, so that
 
     .. math:: w_j = \sum_{i: a_i = j} \mathrm{low}_i + \sum_{i: a_i = j - 1} \mathrm{high}_i
 
-    with :math:`a_i` the word in which field :math:`i` begins. Words beyond the room are dropped.
+    with :math:`a_i` the word in which field :math:`i` begins. Words beyond `capacity` are dropped.
     """
     begins = _sums_before(fields.zeros + fields.width) + fields.zeros
     words = starts[None] + (begins >> 5)
@@ -144,7 +144,7 @@ def _write(fields: BitFields, starts: jax.Array, room: int) -> jax.Array:
     low, high = fields.bits << shift, (fields.bits >> 1) >> (31 - shift)
     # XLA for CPUs would compute all of this in the loops that scatter, one field at a time.
     words, low, high = lax.optimization_barrier((words, low, high))
-    nothing = jnp.zeros(room, jnp.uint32)
+    nothing = jnp.zeros(capacity, jnp.uint32)
     return nothing.at[words].add(low, mode="drop").at[words + 1].add(high, mode="drop")
 
 
@@ -220,7 +220,7 @@ def variable_length(
     codes: Mapping[str, RowCode],
     *,
     name: str,
-    room: float | None,
+    capacity: float | None,
     overflow: _overflow.Policy,
 ) -> Codec:
     """The codec with its integers in another code; see :func:`elias`.
@@ -229,7 +229,7 @@ def variable_length(
       codec: The codec.
       codes: The code of each kind of integers.
       name: The name of the code in error messages.
-      room: Bits per integer.
+      capacity: Bits per integer.
       overflow: What happens if a unit does not fit.
     """
     integers: Integers | None = codec.fast.integers
@@ -244,12 +244,13 @@ def variable_length(
         likely = integers.likely(size)
         if likely is None:
             raise ValueError(
-                f"`{name}` needs `room` for a unit of {size} coordinates, from `measured_room`."
+                f"`{name}` needs `capacity` for a unit of {size} coordinates: use "
+                "`measured_capacity`."
             )
         return likely
 
     def cut_of(context: Context) -> tuple[Alphabet, _Cut]:
-        """The integers of a unit, cut into rows, which share `room` bits per integer."""
+        """The integers of a unit, cut into rows, which share `capacity` bits per integer."""
         alphabet = integers.alphabet(context)
         count, levels = _bits.require_countable(alphabet.number), alphabet.high - alphabet.low + 1
         if levels > code.levels and not are_indices:
@@ -260,22 +261,22 @@ def variable_length(
         length = -(-count // max(rows, 1))
         words = rows * _bits.words(code.state + length * alphabet.width)
         if _bits.words(count * alphabet.width) > SLACK:
-            if room is None:
+            if capacity is None:
                 mean, variance = code.expected(likely_of(context.size))
                 spread = NormalDist().inv_cdf(FITS) * math.sqrt(max(variance, 0) * count)
                 bits = mean * count + spread + 40 * rows  # Rows are whole words.
             else:
-                bits = room * count
+                bits = capacity * count
             words = min(math.ceil(bits / 32) + SLACK, words)
         return alphabet, _Cut(rows, length, words, min(32 * words // alphabet.width, count))
 
     def placed(
-        context: Context, lengths: jax.Array, room: int
+        context: Context, lengths: jax.Array, capacity: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The first word of each row, whether all fit, and the first integer of a window."""
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
-        fits = ends[-1] <= room
-        drawn = _noise.bits(jax.random.fold_in(context.coins.public, 0x5A), ())
+        fits = ends[-1] <= capacity
+        drawn = _noise.bits(jax.random.fold_in(context.keys.shared, 0x5A), ())
         first = (drawn % jnp.uint32(integers.alphabet(context).number)).astype(jnp.int32)
         # `jax.vmap` of a step types all inputs of a branch as its predicate.
         return ends - lengths, fits, _axis.varying_like(first, fits)
@@ -290,15 +291,15 @@ def variable_length(
         rows = jnp.pad(gaps, (0, place.rows * place.length - alphabet.number))
         fields, parameter, table = code.write(rows.reshape(place.rows, place.length).T, alphabet)
         lengths = _words_of_rows(fields)
-        starts, fits, first = placed(context, lengths, place.room)
+        starts, fits, first = placed(context, lengths, place.capacity)
 
         def as_rows() -> jax.Array:
-            return _write(fields, starts, place.room)
+            return _write(fields, starts, place.capacity)
 
         def as_window() -> jax.Array:
             chosen = jnp.roll(values, -first)[: place.plain] - alphabet.low
             packed = _bits.pack_numbers(chosen.astype(jnp.uint32), alphabet.width)
-            return jnp.pad(packed, (0, place.room - packed.size))
+            return jnp.pad(packed, (0, place.capacity - packed.size))
 
         words = lax.cond(fits, as_rows, as_window)
         headers = (lengths | (parameter << LENGTH_BITS)).astype(jnp.uint32)
@@ -322,7 +323,7 @@ def variable_length(
             return payload, jnp.zeros(0, jnp.int32), jnp.zeros(0, bool), jnp.bool(True)
         headers = _bits.unpack_numbers(payload.headers, HEADER_BITS, place.rows).astype(jnp.int32)
         lengths, parameter = headers & (2**LENGTH_BITS - 1), headers >> LENGTH_BITS
-        starts, fits, first = placed(context, lengths, place.room)
+        starts, fits, first = placed(context, lengths, place.capacity)
         known = jnp.roll(lax.iota(jnp.int32, alphabet.number) < place.plain, first)
 
         def from_rows() -> jax.Array:
@@ -388,7 +389,7 @@ def variable_length(
         """
         context, delta = Context.of(jnp.zeros(0)), contraction_of(codec, size, workers)
         assert delta is not None
-        bits = code.expected(likely_of(size))[0] if room is None else room
+        bits = code.expected(likely_of(size))[0] if capacity is None else capacity
         p = min(bits / integers.alphabet(context.replace(shape=(size,))).width, 1.0)
         return p * delta if integers.certain else p - 1 + delta
 
@@ -397,34 +398,34 @@ def variable_length(
     return _overflow.choose_form(overflow, form(True), form(False))
 
 
-def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
+def measured_capacity(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
     r"""The bits per integer in which all of the given updates fit.
 
     .. math:: r = \max\Big(\frac{\ell(x_1)}{m}, \frac{\ell(x_2)}{m}, \ldots\Big)
 
     with :math:`\ell` the words that the rows of an update take, in bits, for its :math:`m`
-    integers. Each update is encoded once, with coins of its own. This does not depend on the room
-    of `codec`, and sends nothing. Run it outside of the training program, with updates of the size
-    of the units that are sent: a bucket of leaves, or a leaf.
+    integers. Each update is encoded once, with separate PRNG keys. This does not depend on the
+    `capacity` of `codec`, and sends nothing. Run it outside of the training program, with updates
+    of the size of the units that are sent: a bucket of leaves, or a leaf.
 
     Args:
-      codec: A codec of this package, such as `elias(dither(levels=7), room=8.0)`.
+      codec: A codec of this package, such as `elias(dither(levels=7), capacity=8.0)`.
       updates: `[samples, ...]`, updates of one unit, for instance of several steps and workers.
-      seed: The seed of the coins.
+      seed: The seed of the PRNG keys.
 
     Returns:
-      The `room`, a Python float. Units that differ more over time than these need more: a margin
-      of some percent avoids overflows.
+      The `capacity`, a Python float. Units that differ more over time than these need more: a
+      margin of some percent avoids overflows.
 
     Raises:
       ValueError: If `updates` has one axis.
 
     Example:
       >>> import jax
-      >>> from jaxcomm.compression.codes import elias, measured_room
+      >>> from jaxcomm.compression.codes import elias, measured_capacity
       >>> from jaxcomm.compression.quantizers import dither
       >>> updates = jax.random.normal(jax.random.key(0), (20, 5_000))
-      >>> 2.5 < measured_room(elias(dither(levels=7)), updates) < 4
+      >>> 2.5 < measured_capacity(elias(dither(levels=7)), updates) < 4
       True
     """
     bits_of = codec.fast.bits
@@ -434,8 +435,8 @@ def measured_room(codec: Codec, updates: jax.Array, *, seed: int = 0) -> float:
 
     @jax.jit
     def length(key: jax.Array, x: jax.Array) -> jax.Array:
-        coins = Context.of(x).coins._replace(public=key, private=jax.random.fold_in(key, 1))
-        context = Context(coins, codec.init(x), shape=x.shape)
+        keys = Context.of(x).keys._replace(shared=key, private=jax.random.fold_in(key, 1))
+        context = Context(keys, codec.init(x), shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         return bits_of(context, codec.encode(context, x)[0])
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomm._contract import Claims, Codec, Coins, Context, Fast, Memory, PyTree
+from jaxcomm._contract import Claims, Codec, Context, Fast, Keys, Memory, PyTree
 from jaxcomm._require import Natural, Positive, checked, combine_of
 from jaxcomm.compression._bits import ValuesPayload
 from jaxcomm.compression._means import over_peak
@@ -20,9 +20,9 @@ class LeftFactor(NamedTuple):
     values: Any  # float32[rows, rank], M Q; float32[0] if the unit is sent exactly
 
 
-def _basis(known: jax.Array, drawn: int, public: jax.Array) -> jax.Array:
+def _basis(known: jax.Array, drawn: int, shared: jax.Array) -> jax.Array:
     """An orthonormal basis of the columns of a factor and of as many random ones."""
-    random = jax.random.normal(public, (len(known), drawn), jnp.float32)
+    random = jax.random.normal(shared, (len(known), drawn), jnp.float32)
     return jnp.linalg.qr(jnp.concatenate([known, random], axis=1))[0]
 
 
@@ -56,7 +56,7 @@ def power_iteration(
     convolution is `[height * width * inputs, outputs]`. A leaf of one axis is sent exactly, and so
     is a leaf whose factors have as many numbers as the leaf.
 
-    :math:`R` has `drawn` random columns. All workers draw them with the public coin, so they are
+    :math:`R` has `drawn` random columns. All workers draw them with the shared key, so they are
     not sent. They make the codec a contraction. Without them, a matrix that is orthogonal to
     :math:`Q` would never be sent, nor would matrices whose left factors add up to 0.
 
@@ -131,7 +131,7 @@ def power_iteration(
         return LeftFactor(product(as_matrix(x), context.memory.shared[:, :kept]))
 
     def basis(context: Context) -> jax.Array:
-        return _basis(context.statistics.values, drawn, context.coins.public)
+        return _basis(context.statistics.values, drawn, context.keys.shared)
 
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         if not kept_rank(context.shape):
@@ -309,11 +309,11 @@ def projection(
         )
 
     def of_factor(context: Context) -> Context:
-        """The context of the factor, whose coins are independent of those of the basis."""
+        """The context of the factor, whose keys are independent of those of the basis."""
         kept, (rows, columns) = kept_rank(context.shape), matrix_shape(context.shape)
         measured = context.statistics.of_factor if context.statistics else ()
         return Context(
-            Coins(*(jax.random.fold_in(key, 1) for key in context.coins)),
+            Keys(*(jax.random.fold_in(key, 1) for key in context.keys)),
             statistics=measured,
             workers=context.workers,
             count=context.count,
@@ -323,7 +323,7 @@ def projection(
     def basis_of(context: Context) -> jax.Array:
         factors = context.memory.shared
         known = factors.right if on_right else factors.left
-        return _basis(known, drawn, context.coins.public)
+        return _basis(known, drawn, context.keys.shared)
 
     def project(x: jax.Array, basis: jax.Array) -> jax.Array:
         """The transposed factor."""

@@ -133,7 +133,7 @@ def spectral_sampling(rank: Positive) -> Codec:
         (x,) = nondifferentiable("spectral_sampling", x)
         left, right, values, peak = _components(as_matrix(x))
         codes = _codes(values, rank)
-        indices = _systematic.draw(codes, rank, context.coins.private)
+        indices = _systematic.draw(codes, rank, context.keys.private)
         # A draw that selects no component has an index past the last one.
         left, right = (each.at[:, indices].get(mode="fill", fill_value=0) for each in (left, right))
         inverse = _systematic.inverse_of(codes, rank).at[indices].get(mode="fill", fill_value=0)

@@ -163,8 +163,9 @@ def adaptive_levels(*, levels: Annotated[int, Range(least=1, most=127)] = 3) -> 
             index += reached.astype(jnp.uint32)
         gap = above - below
         part = jnp.where(gap > 0, (magnitudes - below) / jnp.where(gap > 0, gap, 1), 0)
-        coin = (_noise.bits(context.coins.private, flat.shape) >> 8).astype(jnp.float32) * 2.0**-24
-        index += (coin < part).astype(jnp.uint32)
+        noise = _noise.bits(context.keys.private, flat.shape) >> 8
+        uniform = noise.astype(jnp.float32) * 2.0**-24
+        index += (uniform < part).astype(jnp.uint32)
         codes = 2 * index + (flat < 0).astype(jnp.uint32)
         return CodesPayload(_bits.pack_numbers(codes, bits)), context.memory
 

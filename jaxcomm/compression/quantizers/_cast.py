@@ -189,7 +189,7 @@ def block_float(
     omega = FORMATS[dtype].error(block_size)
 
     def encode(context: Context, x: jax.Array) -> tuple[BlockFloatPayload, Memory]:
-        seeds = _noise.seeds(context.coins.private) if rounding == "stochastic" else None
+        seeds = _noise.seeds(context.keys.private) if rounding == "stochastic" else None
         payload = ops.encode(x.astype(jnp.float32), seeds, dtype=dtype, block_size=block_size)
         return BlockFloatPayload(*payload), context.memory
 

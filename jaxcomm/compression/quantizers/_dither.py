@@ -247,8 +247,8 @@ def dither(
         `bits` allows.
       bits: The width of a field in bits, 2 to 16 or 32; each coordinate takes 32 / floor(32 / bits)
         bits. Default: the width of least cost in which the sum of all workers' codes cannot
-        overflow. If codes are summed, 8 bits have 15 levels for 8 workers, 1 for 64 to 127, and no
-        room for more: "What bits mean" in docs/methods.md.
+        overflow. If codes are summed, 8 bits have 15 levels for 8 workers and 1 for 64 to 127. They
+        do not suffice for more workers: "What bits mean" in docs/methods.md.
       norm: `"max"`, :math:`\max_j |x_j|`, or `"l2"`. If workers reduce the norm, it is the largest
         magnitude on any worker, or the l2 norm of the concatenation of all workers' vectors.
 
@@ -311,7 +311,7 @@ def dither(
 
     def coded(context: Context, x: jax.Array, **residual: Any) -> Any:
         field = chosen_field(context)
-        norm, seeds = chosen.value(context.statistics), _noise.seeds(context.coins.private)
+        norm, seeds = chosen.value(context.statistics), _noise.seeds(context.keys.private)
         return quantize(x, norm, seeds, levels=field.levels, bits=field.width, **residual)
 
     def encode(context: Context, x: jax.Array) -> tuple[CodesPayload, Memory]:

@@ -103,7 +103,7 @@ def min_max_dither(*, levels: Annotated[int, Range(least=2, most=MOST_LEVELS)]) 
         scale = jnp.where(peak > 2.0**60, jnp.float32(2.0**-64), jnp.float32(1))
         above = x * scale + statistics.negated_min * scale
         spread = statistics.max * scale + statistics.negated_min * scale
-        codes = round_to_levels(above, spread, levels - 1, context.coins.private)
+        codes = round_to_levels(above, spread, levels - 1, context.keys.private)
         packed = pack(codes.astype(jnp.uint32), bits=_width(levels, context.workers))
         return CodesPayload(packed), context.memory
 

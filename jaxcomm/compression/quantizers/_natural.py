@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._contract import Claims, Codec, Coins, Context, Memory
+from jaxcomm._contract import Claims, Codec, Context, Keys, Memory
 from jaxcomm.compression import _bits
 from jaxcomm.compression._bits import CodesPayload
 from jaxcomm.compression.quantizers._dither import NORMS
@@ -37,7 +37,7 @@ def natural() -> Codec:
               \le \tfrac{1}{8} \|x\|^2
 
     The codec adds 23 random bits to the mantissa, which carry into the exponent. Zeros and powers
-    of two are exact, and :math:`Q(2^k x) = 2^k Q(x)` with the same coins. Small coordinates are as
+    of two are exact, and :math:`Q(2^k x) = 2^k Q(x)` with the same keys. Small coordinates are as
     accurate as large ones, and no norm is reduced over workers.
 
     Returns:
@@ -67,7 +67,7 @@ def natural() -> Codec:
         (x,) = nondifferentiable("natural", x)
         flat = x.ravel()
         words = lax.bitcast_convert_type(jnp.abs(flat), jnp.uint32)
-        noise = _noise.bits(context.coins.private, flat.shape) >> (32 - _MANTISSA)
+        noise = _noise.bits(context.keys.private, flat.shape) >> (32 - _MANTISSA)
         rounded = jnp.minimum((words + noise) >> _MANTISSA, jnp.uint32(_INFINITE))
         exponents = jnp.where(words >> _MANTISSA > 0, rounded, 0).astype(jnp.uint8)
         return NaturalPayload(exponents, _bits.pack_bits(flat < 0)), context.memory
@@ -133,7 +133,7 @@ def exponential_dither() -> Codec:
         codes = exponential.encode(
             x.ravel(),
             context.statistics.max_abs,
-            _noise.seeds(context.coins.private),
+            _noise.seeds(context.keys.private),
             headroom=_headroom(context.workers),
         )
         return CodesPayload(codes), context.memory
@@ -147,8 +147,8 @@ def exponential_dither() -> Codec:
         )
         return mean.reshape(context.shape)
 
-    def combine(coins: Coins, first: CodesPayload, second: CodesPayload) -> CodesPayload:
-        seeds = _noise.seeds(coins.private)
+    def combine(keys: Keys, first: CodesPayload, second: CodesPayload) -> CodesPayload:
+        seeds = _noise.seeds(keys.private)
         return CodesPayload(exponential.add(first.codes, second.codes, seeds))
 
     return Codec(
@@ -218,7 +218,7 @@ def e3m0() -> Codec:
         mantissa, exponent = jnp.frexp(jnp.where(peak > 0, peak, 1))
         share = jnp.where(peak > 0, jnp.ldexp(jnp.abs(flat), -exponent) / mantissa, 0)
         words = lax.bitcast_convert_type(jnp.minimum(share, 1), jnp.uint32)
-        noise = _noise.bits(context.coins.private, flat.shape)
+        noise = _noise.bits(context.keys.private, flat.shape)
         # Noise carries from the mantissa into the exponent, as in natural compression.
         carried = (words + (noise >> (32 - _MANTISSA))) >> _MANTISSA
         least = _BIAS - (_POWERS - 1)

@@ -82,7 +82,7 @@ def signs() -> Codec:
         flat = x.ravel()
         positive, zero = _bits.pack_bits(flat > 0), _bits.pack_bits(flat == 0)
         # A word of noise holds one random bit for each coordinate of a word.
-        noise = _noise.bits(context.coins.private, zero.shape)
+        noise = _noise.bits(context.keys.private, zero.shape)
         return SignsPayload(positive | (zero & noise)), context.memory
 
     return Codec(

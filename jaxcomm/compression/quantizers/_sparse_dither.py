@@ -165,7 +165,7 @@ def sparse_dither(
         # `nonzero` and `at` need an element.
         flat = x.ravel() if x.size else jnp.zeros(1, jnp.float32)
         norm = chosen.value(context.statistics)
-        return round_to_levels(flat, norm, levels, context.coins.private)
+        return round_to_levels(flat, norm, levels, context.keys.private)
 
     def to_payload(codes: jax.Array, indices: jax.Array) -> SparseDitherPayload:
         values = codes.at[indices].get(mode="fill", fill_value=0)
@@ -178,7 +178,7 @@ def sparse_dither(
         codes = codes_of(context, x)
         parts = _support.Parts(codes.size, 1, codes.size)
         # Rounding already uses the key itself.
-        start = jax.random.fold_in(context.coins.private, 0x0F)
+        start = jax.random.fold_in(context.keys.private, 0x0F)
         payload = to_payload(
             codes, _support.window(_support.bitmap(codes, parts), start, capacity, parts)
         )

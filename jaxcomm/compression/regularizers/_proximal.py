@@ -169,7 +169,7 @@ def proximal(
     decay of AdamW does.
 
     Weights that become zero are exactly zero, and so are the updates of weights that stay zero. So
-    a sparsifier with room for the others, such as `nonzero`, sends them exactly:
+    a sparsifier with capacity for the others, such as `nonzero`, sends them exactly:
 
     - updates, as the `pull` of :func:`jaxcomm.sharded_server` around this transformation (with
       :func:`jaxcomm.compression.regularizers.l1`, which is element-wise);

@@ -67,15 +67,15 @@ class Sketch(NamedTuple):
         return (self.expected - 1) / self.cells
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of parts expected in the union."""
         return min(-(-self.expected // self.parts.width), self.parts.number)
 
     @property
-    def room_to_peel(self) -> int:
+    def peeling_capacity(self) -> int:
         """The largest number of parts of which some may peel, and at least the expected number."""
         most = math.ceil(self.cells / PEELS / self.parts.width)
-        return min(max(most, self.room), self.parts.number)
+        return min(max(most, self.capacity), self.parts.number)
 
 
 def make_sketch(
@@ -95,9 +95,9 @@ def make_sketch(
     return sketch_of
 
 
-def chosen_parts(context: Context, sketch: Sketch, room: int) -> jax.Array:
-    """The parts of the union that are sketched, at most `room`, the same on all workers."""
-    return _support.window(context.statistics.support, context.coins.public, room, sketch.parts)
+def chosen_parts(context: Context, sketch: Sketch, capacity: int) -> jax.Array:
+    """The parts of the union that are sketched, at most `capacity`, the same on all workers."""
+    return _support.window(context.statistics.support, context.keys.shared, capacity, sketch.parts)
 
 
 class Cells(NamedTuple):
@@ -107,13 +107,13 @@ class Cells(NamedTuple):
     sign: jax.Array  # int32[rows, n], -1 or 1
 
 
-def cells_of(sketch: Sketch, public: jax.Array, chosen: jax.Array) -> Cells:
+def cells_of(sketch: Sketch, shared: jax.Array, chosen: jax.Array) -> Cells:
     """The cells of the chosen parts' coordinates, by hashes that are the same on all workers."""
     if not sketch.cells:
         return Cells(*[jnp.zeros((sketch.rows, 0), jnp.int32)] * 2)
     coordinates = _support.coordinates(chosen, sketch.parts)
     column, sign = locations(
-        coordinates, _noise.seeds(public), rows=sketch.rows, columns=sketch.columns
+        coordinates, _noise.seeds(shared), rows=sketch.rows, columns=sketch.columns
     )
     return Cells(
         column + jnp.arange(sketch.rows, dtype=column.dtype)[:, None] * sketch.columns, sign
@@ -211,11 +211,11 @@ def peel(
     left = jnp.sum(real, dtype=jnp.int32)
     stages = SHRINK if size >= FEWEST else SHRINK[:1]
     for part, next_part in zip(stages, (*stages[1:], 0.0), strict=True):
-        room, enough = int(part * size), int(next_part * size)
-        whole = room == size
+        capacity, enough = int(part * size), int(next_part * size)
+        whole = capacity == size
         stage_cells, stage_signs, stage_solved, stage_values = cells, signs, solved, values
         if not whole:
-            (chosen,) = jnp.nonzero(~solved, size=room, fill_value=size)
+            (chosen,) = jnp.nonzero(~solved, size=capacity, fill_value=size)
             stage_cells = cells.at[:, chosen].get(mode="fill", fill_value=0)
             stage_signs = signs.at[:, chosen].get(mode="fill", fill_value=0)
             stage_solved = chosen == size
@@ -234,11 +234,11 @@ def peel(
     return Peeled(values, solved & real, table, rounds)
 
 
-def unpeeled(context: Context, sketch: Sketch, room: int) -> jax.Array:
-    """The number of coordinates of the union that peeling `room` parts does not solve."""
-    chosen = chosen_parts(context, sketch, room)
+def unpeeled(context: Context, sketch: Sketch, capacity: int) -> jax.Array:
+    """The number of coordinates of the union that peeling `capacity` parts does not solve."""
+    chosen = chosen_parts(context, sketch, capacity)
     real = _support.real(chosen, sketch.parts)
-    cells = cells_of(sketch, context.coins.public, chosen)
+    cells = cells_of(sketch, context.keys.shared, chosen)
     solved = peel(jnp.zeros(sketch.cells, jnp.int32), *cells, real).solved
     union = _support.coordinates_in(context.statistics.support, sketch.parts)
     return jnp.maximum(union - jnp.sum(solved, dtype=jnp.float32), 0)

@@ -93,13 +93,13 @@ def count_sketch(
 
     def encode(context: Context, x: jax.Array) -> tuple[CountSketchPayload, Memory]:
         columns, how = table_of(x.size)
-        seeds = _noise.seeds(context.coins.public)
+        seeds = _noise.seeds(context.keys.shared)
         table = ops.encode(x, seeds, rows=rows, columns=columns, hashing=how)
         return CountSketchPayload(table), context.memory
 
     def decode_mean(context: Context, payload: CountSketchPayload) -> jax.Array:
         _, how = table_of(math.prod(context.shape))
-        seeds = _noise.seeds(context.coins.public)
+        seeds = _noise.seeds(context.keys.shared)
         total = ops.decode(payload.table, seeds, shape=context.shape, estimate=decode, hashing=how)
         return total / context.count
 

@@ -33,10 +33,10 @@ Decode = Literal["mean", "median", "peel"]
 
 
 def _estimate(
-    sketch: Sketch, public: jax.Array, table: jax.Array, chosen: jax.Array, how: str
+    sketch: Sketch, shared: jax.Array, table: jax.Array, chosen: jax.Array, how: str
 ) -> jax.Array:
     """Estimates the coordinates of the chosen parts; with `"peel"`, only those that do not peel."""
-    cells = cells_of(sketch, public, chosen)
+    cells = cells_of(sketch, shared, chosen)
     if how != "peel":
         return estimate(table, cells, how)
     peeled = peel(table, *cells, _support.real(chosen, sketch.parts))
@@ -113,35 +113,35 @@ def s2_sketch(
         return S2Statistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)), ())
 
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
-        sketch, public = sketch_of(x.shape), context.coins.public
+        sketch, shared = sketch_of(x.shape), context.keys.shared
 
-        chosen = chosen_parts(context, sketch, sketch.room)
+        chosen = chosen_parts(context, sketch, sketch.capacity)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, sketch.parts) * headroom(context.workers)
-        table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, public, chosen), values)
+        table = add(jnp.zeros(sketch.cells, jnp.float32), cells_of(sketch, shared, chosen), values)
         return S2Payload(table.reshape(rows, sketch.columns)), context.memory
 
     def decode_mean(context: Context, payload: S2Payload) -> jax.Array:
-        sketch, public = sketch_of(context.shape), context.coins.public
+        sketch, shared = sketch_of(context.shape), context.keys.shared
         table = payload.table.ravel() * (1 / (context.count * headroom(context.workers)))
-        chosen = chosen_parts(context, sketch, sketch.room)
-        values = _estimate(sketch, public, table, chosen, decode)
+        chosen = chosen_parts(context, sketch, sketch.capacity)
+        values = _estimate(sketch, shared, table, chosen, decode)
         return _support.put(values, chosen, sketch.parts, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        excess = jnp.maximum(union - sketch.room * sketch.parts.width, 0)
+        excess = jnp.maximum(union - sketch.capacity * sketch.parts.width, 0)
         ratios = {"union_density": (union, jnp.float32(x.size)), "overflow": (excess, union)}
         if decode == "peel":
-            unsolved = unpeeled(context, sketch, sketch.room)
+            unsolved = unpeeled(context, sketch, sketch.capacity)
             return Diagnostics(x, ratios=ratios | {"unpeeled": (unsolved, union)})
         dropped = excess / jnp.maximum(union, 1)
         error = dropped + (1 - dropped) * jnp.maximum(union - excess - 1, 0) / max(sketch.cells, 1)
         return Diagnostics(x, ratios=ratios, errors={"expected_error": error})
 
     def fits(context: Context, payload: S2Payload) -> jax.Array:
-        return _support.count(context.statistics.support) <= sketch_of(context.shape).room
+        return _support.count(context.statistics.support) <= sketch_of(context.shape).capacity
 
     def variance(size: int, workers: int) -> float:
         return sketch_of((size, 1)).variance
@@ -239,18 +239,18 @@ def s2_codes(
         return S2Statistics(support, NORM.measure(x))
 
     def encode(context: Context, x: jax.Array) -> tuple[S2Payload, Memory]:
-        sketch, public = sketch_of(x.shape), context.coins.public
+        sketch, shared = sketch_of(x.shape), context.keys.shared
         # With more parts than these, none would peel.
-        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
+        chosen = chosen_parts(context, sketch, sketch.peeling_capacity)
         codes = quantize(
             _support.take(x, chosen, sketch.parts),
             NORM.value(context.statistics.norm),
-            _noise.seeds(context.coins.private),
+            _noise.seeds(context.keys.private),
             levels=choose_field(None, BITS, context.workers).levels,
             bits=32,
         )
         zeros = jnp.zeros(sketch.cells, jnp.int32)
-        table = add(zeros, cells_of(sketch, public, chosen), codes)
+        table = add(zeros, cells_of(sketch, shared, chosen), codes)
         return S2Payload(table.astype(jnp.int8).reshape(rows, sketch.columns)), context.memory
 
     def decode(context: Context, payload: S2Payload) -> jax.Array:
@@ -262,12 +262,12 @@ def s2_codes(
 
     def solve(context: Context, payload: S2Payload) -> tuple[jax.Array, jax.Array]:
         """The mean of the coordinates that peel, and whether the whole union peels."""
-        sketch, public = sketch_of(context.shape), context.coins.public
-        chosen = chosen_parts(context, sketch, sketch.room_to_peel)
+        sketch, shared = sketch_of(context.shape), context.keys.shared
+        chosen = chosen_parts(context, sketch, sketch.peeling_capacity)
         real = _support.real(chosen, sketch.parts)
         peeled = peel(
             payload.table.ravel().astype(jnp.int32),
-            *cells_of(sketch, public, chosen),
+            *cells_of(sketch, shared, chosen),
             real,
             wrap=_wrap_to_int8,
         )
@@ -279,14 +279,14 @@ def s2_codes(
             shape=peeled.values.shape,
             count=context.count,
         )
-        fits = _support.count(context.statistics.support) <= sketch.room_to_peel
+        fits = _support.count(context.statistics.support) <= sketch.peeling_capacity
         dense = _support.put(mean, chosen, sketch.parts, context.shape)
         return dense, fits & jnp.all(peeled.solved == real)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
         sketch = sketch_of(x.shape)
         union = _support.coordinates_in(context.statistics.support, sketch.parts)
-        unsolved = unpeeled(context, sketch, sketch.room_to_peel)
+        unsolved = unpeeled(context, sketch, sketch.peeling_capacity)
         density, lost = (union, jnp.float32(x.size)), (unsolved, union)
         ratios = {"union_density": density, "unpeeled": lost, "overflow": lost}
         return Diagnostics(x, ratios=ratios)

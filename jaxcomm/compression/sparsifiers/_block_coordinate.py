@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
     longer: int  # blocks that are longer by one coordinate
     size: int  # of the others
-    room: int  # the coordinates of the largest block, the size of the payload
+    capacity: int  # the coordinates of the largest block, the size of the payload
 
 
 def _cut(size: int, blocks: int) -> _Cut:
@@ -53,17 +53,17 @@ def _cut(size: int, blocks: int) -> _Cut:
 
 
 def _place(cut: _Cut, size: int, block: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The start of a slice of `room` coordinates, and which of them belong to the block."""
+    """The start of a slice of `capacity` coordinates, and which of them belong to the block."""
     first = block * cut.size + jnp.minimum(block, cut.longer)
-    start = jnp.minimum(first, size - cut.room)  # The slice may begin before the last block.
-    place = start + jnp.arange(cut.room, dtype=jnp.int32)
+    start = jnp.minimum(first, size - cut.capacity)  # The slice may begin before the last block.
+    place = start + jnp.arange(cut.capacity, dtype=jnp.int32)
     end = first + cut.size + (block < cut.longer).astype(jnp.int32)
     return start, (place >= first) & (place < end)
 
 
-def _projected(x: jax.Array, blocks: int, public: jax.Array) -> jax.Array:
+def _projected(x: jax.Array, blocks: int, shared: jax.Array) -> jax.Array:
     """The sums of the blocks with random signs, float32[blocks, SIGNS]."""
-    cut, flat, words = _cut(x.size, blocks), x.ravel(), _noise.bits(public, (x.size,))
+    cut, flat, words = _cut(x.size, blocks), x.ravel(), _noise.bits(shared, (x.size,))
     split = cut.longer * (cut.size + 1)
 
     def sums(number: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ def _cyclic(blocks: int) -> _Rule:
 
 def _random(blocks: int) -> _Rule:
     def chosen(context: Context) -> jax.Array:
-        (word,) = _noise.bits(context.coins.public, (1,))
+        (word,) = _noise.bits(context.keys.shared, (1,))
         return (word % jnp.uint32(blocks)).astype(jnp.int32)
 
     return _Rule(chosen, Claims(contraction=lambda size, workers: 1 / blocks))
@@ -113,7 +113,7 @@ def _random(blocks: int) -> _Rule:
 
 def _gauss_southwell(blocks: int) -> _Rule:
     def measure(context: Context, x: jax.Array) -> Projections:
-        sums = _projected(x, blocks, context.coins.public) * headroom(context.workers)
+        sums = _projected(x, blocks, context.keys.shared) * headroom(context.workers)
         return Projections(context.memory.shared.steps.astype(jnp.float32), sums)
 
     def chosen(context: Context) -> jax.Array:
@@ -214,7 +214,7 @@ def block_coordinate(blocks: Positive, order: Order = "cyclic") -> Codec:
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
         cut = _cut(x.size, blocks)
         start, inside = _place(cut, x.size, rule.chosen(context))
-        values = lax.dynamic_slice_in_dim(x.ravel(), start, cut.room)
+        values = lax.dynamic_slice_in_dim(x.ravel(), start, cut.capacity)
         kept = jnp.where(inside, values.astype(jnp.float32) * headroom(context.workers), 0)
         return ValuesPayload(kept), context.memory
 

@@ -49,31 +49,31 @@ def _ones(words: jax.Array) -> jax.Array:
     return lax.population_count(words).astype(jnp.int32)
 
 
-def marked(words: jax.Array, room: int) -> jax.Array:
-    """The positions of the first `room` marks, ascending; `32 words.size` if missing."""
+def marked(words: jax.Array, capacity: int) -> jax.Array:
+    """The positions of the first `capacity` marks, ascending; `32 words.size` if missing."""
     ones = _ones(words)
     ends = jnp.cumsum(ones)
     # The number of words that end before a mark is the index of its word.
-    word = jnp.cumsum(jnp.zeros(room, jnp.int32).at[ends].add(1, mode="drop"))
-    rank = lax.iota(jnp.int32, room) - (ends - ones).at[word].get(mode="clip")
+    word = jnp.cumsum(jnp.zeros(capacity, jnp.int32).at[ends].add(1, mode="drop"))
+    rank = lax.iota(jnp.int32, capacity) - (ends - ones).at[word].get(mode="clip")
     place = nth_set(words.at[word].get(mode="clip"), rank)
     return jnp.where(word < words.size, word * _bits.WORD + place, words.size * _bits.WORD)
 
 
 # Traced once for leaves of one shape; `inline` leaves the program as it is.
-@functools.partial(jax.jit, static_argnames="room", inline=True)
-def places(marks: jax.Array, room: int) -> jax.Array:
-    """The positions of the first `room` true elements, ascending int32[room]; `size` if missing."""
+@functools.partial(jax.jit, static_argnames="capacity", inline=True)
+def places(marks: jax.Array, capacity: int) -> jax.Array:
+    """The first `capacity` positions that are true, ascending, int32; `size` if missing."""
     size = marks.size
 
     def by_nonzero(marks: jax.Array) -> jax.Array:
-        (found,) = jnp.nonzero(marks, size=room, fill_value=size)
+        (found,) = jnp.nonzero(marks, size=capacity, fill_value=size)
         return found.astype(jnp.int32)  # int64 with `jax_enable_x64`.
 
     if size < LARGE:
         return by_nonzero(marks)
     return lax.platform_dependent(
-        marks, cpu=lambda m: jnp.minimum(marked(mark(m), room), size), default=by_nonzero
+        marks, cpu=lambda m: jnp.minimum(marked(mark(m), capacity), size), default=by_nonzero
     )
 
 
@@ -106,7 +106,7 @@ def kth_largest(
 class _Sample(NamedTuple):
     stride: int  # of the sample
     rank: int  # the rank in the sample, from the largest, of the bound
-    room: int  # for the numbers that reach the bound
+    capacity: int  # for the numbers that reach the bound
 
 
 def _plan(size: int, k: int) -> _Sample:
@@ -115,8 +115,8 @@ def _plan(size: int, k: int) -> _Sample:
     stride = max(size // _SAMPLE, _STRIDE) | 1
     expected = k / stride
     rank = math.ceil(expected + 3 * math.sqrt(expected)) + 1
-    room = math.ceil((rank + 4 * math.sqrt(rank)) * stride)
-    return _Sample(stride, min(rank, -(-size // stride)), min(room, size))
+    capacity = math.ceil((rank + 4 * math.sqrt(rank)) * stride)
+    return _Sample(stride, min(rank, -(-size // stride)), min(capacity, size))
 
 
 class _Bracket(NamedTuple):
@@ -138,7 +138,7 @@ def _all_marks(size: int) -> np.ndarray:
 
 
 def _candidates(x: jax.Array, k: int, number: Number, plan: _Sample) -> jax.Array:
-    """The marks of at least `k` and at most `plan.room` numbers that include the `k` largest."""
+    """The marks of `k` to `plan.capacity` numbers that include the `k` largest."""
     zero = _axis.varying_like(jnp.uint32(0), x)
 
     def narrow(bracket: _Bracket) -> _Bracket:
@@ -174,9 +174,9 @@ def _candidates(x: jax.Array, k: int, number: Number, plan: _Sample) -> jax.Arra
     )
     # Loops, since under `jax.vmap` a conditional runs both branches.
     bracket = lax.while_loop(
-        lambda state: (state.reach > plan.room) & (state.low < state.high), narrow, bracket
+        lambda state: (state.reach > plan.capacity) & (state.low < state.high), narrow, bracket
     )
-    return lax.while_loop(lambda state: state.reach > plan.room, first_of_equal, bracket).words
+    return lax.while_loop(lambda state: state.reach > plan.capacity, first_of_equal, bracket).words
 
 
 def take_largest(numbers: jax.Array, k: jax.Array | int) -> jax.Array:
@@ -195,7 +195,7 @@ def select(x: jax.Array, k: int, number: Number) -> jax.Array:
       number: Maps coordinates to the numbers that are compared; computed again wherever it is read.
     """
     plan = _plan(x.size, k)
-    where = marked(_candidates(x, k, number, plan), plan.room)
+    where = marked(_candidates(x, k, number, plan), plan.capacity)
     numbers = number(x.at[where].get(mode="clip")) + jnp.uint32(1)
     taken = take_largest(jnp.where(where < x.size, numbers, 0), k)
     return where[marked(mark(taken), k)].astype(jnp.uint32)

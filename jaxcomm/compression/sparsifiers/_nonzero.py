@@ -88,18 +88,18 @@ def nonzero(
 
     def cut(shape: tuple[int, ...]) -> tuple[Parts, int, IndexCode]:
         parts = _support.parts_of(shape, granularity)
-        room = math.ceil(density * parts.number)
+        capacity = math.ceil(density * parts.number)
         # An unused entry has the index `number`, one past the last part.
-        return parts, room, choose_layout(room, parts.number + 1, distinct=False)
+        return parts, capacity, choose_layout(capacity, parts.number + 1, distinct=False)
 
     def encode(context: Context, x: jax.Array) -> tuple[SparsePayload, Memory]:
-        parts, room, layout = cut(x.shape)
-        if not room:
+        parts, capacity, layout = cut(x.shape)
+        if not capacity:
             return SparsePayload(jnp.zeros(0, jnp.uint32), jnp.zeros(0, dtype)), context.memory
         relative = over_peak(x, jnp.max(jnp.abs(x)))  # Its squares neither overflow nor vanish.
         squares = _support.rows_of(jnp.square(relative), parts)
         wanted = _bits.unpack_bits(_support.bitmap(x, parts), parts.number)
-        indices, dropped = select(jnp.sum(squares, axis=1), wanted, room)
+        indices, dropped = select(jnp.sum(squares, axis=1), wanted, capacity)
         values = _support.take(x, indices.astype(jnp.int32), parts)
         payload = SparsePayload(pack_indices(indices, layout), values.astype(dtype))
         return payload, context.memory._replace(report=Overflow(dropped))
@@ -184,22 +184,22 @@ def nonzero_union(
         return UnionStatistics(_support.bitmap(x, _support.parts_of(x.shape, granularity)))
 
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
-        parts, room = cut(x.shape)
-        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
+        parts, capacity = cut(x.shape)
+        chosen = _support.window(context.statistics.support, context.keys.shared, capacity, parts)
         # The scale keeps the sum over workers finite; as a power of two it is exact.
         values = _support.take(x, chosen, parts) * headroom(context.workers)
-        return ValuesPayload(values.reshape(room, parts.width)), context.memory
+        return ValuesPayload(values.reshape(capacity, parts.width)), context.memory
 
     def decode(context: Context, payload: ValuesPayload) -> jax.Array:
-        parts, room = cut(context.shape)
-        chosen = _support.window(context.statistics.support, context.coins.public, room, parts)
+        parts, capacity = cut(context.shape)
+        chosen = _support.window(context.statistics.support, context.keys.shared, capacity, parts)
         values = payload.values * (1 / (context.count * headroom(context.workers)))
         return _support.put(values, chosen, parts, context.shape)
 
     def diagnose(context: Context, x: jax.Array, after: Memory) -> Diagnostics:
-        parts, room = cut(x.shape)
+        parts, capacity = cut(x.shape)
         union = _support.coordinates_in(context.statistics.support, parts)
-        excess = jnp.maximum(union - room * parts.width, 0)
+        excess = jnp.maximum(union - capacity * parts.width, 0)
         density = (union, jnp.float32(x.size))
         return Diagnostics(x, ratios={"union_density": density, "overflow": (excess, union)})
 

@@ -26,13 +26,13 @@ from jaxcomm.compression.sparsifiers._sparse import (
 from pallas_kernels._dispatch import nondifferentiable
 
 
-def draw_coordinates(public: jax.Array, size: int, count: int) -> jax.Array:
+def draw_coordinates(shared: jax.Array, size: int, count: int) -> jax.Array:
     """Draws `count` distinct coordinates below `size` uniformly; ascending uint32[count]."""
     if not size:
         return jnp.zeros(0, jnp.uint32)
     # The bits are a bijection of the position: no two are equal, and the `count` largest are
     # unique.
-    numbers = _noise.bits(public, (size,))
+    numbers = _noise.bits(shared, (size,))
     (found,) = jnp.nonzero(numbers >= kth_largest(numbers, count, count_true), size=count)
     return found.astype(jnp.uint32)
 
@@ -80,14 +80,14 @@ def random_k(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
     kept = make_count(ratio, k)
 
     def encode(context: Context, x: jax.Array) -> tuple[ValuesPayload, Memory]:
-        indices = draw_coordinates(context.coins.public, x.size, kept(x.size))
+        indices = draw_coordinates(context.keys.shared, x.size, kept(x.size))
         values = x.ravel()[indices].astype(jnp.float32)
         return ValuesPayload(values * headroom(context.workers)), context.memory
 
     def decode(context: Context, payload: ValuesPayload) -> jax.Array:
         size = math.prod(context.shape)
         scale = size / max(kept(size), 1) / (context.count * headroom(context.workers))
-        indices = draw_coordinates(context.coins.public, size, kept(size))
+        indices = draw_coordinates(context.keys.shared, size, kept(size))
         return to_dense(payload.values * scale, indices, context.shape)
 
     return Codec(
@@ -97,7 +97,7 @@ def random_k(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
         claims=Claims(variance=lambda size, workers: size / kept(size) - 1),
         fast=Fast(
             selection=Selection(
-                choose=lambda public, flat: draw_coordinates(public, flat.size, kept(flat.size)),
+                choose=lambda shared, flat: draw_coordinates(shared, flat.size, kept(flat.size)),
                 layout=lambda size: choose_layout(kept(size), size),
                 drawn=True,
                 value_dtype=jnp.dtype(jnp.float32),
@@ -206,7 +206,7 @@ def wangni(*, ratio: Share | None = None, k: Positive | None = None) -> Codec:
             ), context.memory
         (flat,) = nondifferentiable("wangni", flat)
         codes = _codes(flat, count)
-        indices = _systematic.draw(codes, count, context.coins.private)
+        indices = _systematic.draw(codes, count, context.keys.private)
         values = (
             (flat * _systematic.inverse_of(codes, count)).at[indices].get(mode="fill", fill_value=0)
         )

@@ -152,10 +152,10 @@ class Selection(NamedTuple):
     factor is unbiased.
 
     Attributes:
-      choose: `(public, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
+      choose: `(shared, flat) -> uint32[layout(size).entries]`, the selected coordinates, ascending.
         Those that are not below the size name none; they are below `layout(size).size`.
       layout: `size -> IndexCode`, the code of these indices.
-      drawn: Whether receivers choose the same from the public coin: `choose` then reads only the
+      drawn: Whether receivers choose the same from the shared key: `choose` then reads only the
         size of `flat`.
       value_dtype: The dtype in which `encode` sends the values.
     """
@@ -199,15 +199,15 @@ def require_value_dtype(value_dtype: Any) -> jnp.dtype:
 
 
 def select(
-    x: jax.Array, wanted: jax.Array, room: int, magnitude: Magnitude = identity
+    x: jax.Array, wanted: jax.Array, capacity: int, magnitude: Magnitude = identity
 ) -> tuple[jax.Array, jax.Array]:
-    """The positions of the wanted coordinates; if more than `room`, those of largest magnitude.
+    """The positions of the wanted coordinates; if more than `capacity`, those of largest magnitude.
 
-    Magnitudes are compared only if there are more than `room`.
+    Magnitudes are compared only if there are more than `capacity`.
 
     Returns:
-      uint32[room], ascending, with `size` in unused entries; and int32[], the number of wanted
-      coordinates beyond `room`.
+      uint32[capacity], ascending, with `size` in unused entries; and int32[], the number of wanted
+      coordinates beyond `capacity`.
     """
     size = x.size
     count = how_many(wanted)
@@ -215,12 +215,14 @@ def select(
         return jnp.zeros(0, jnp.uint32), count
 
     def all_wanted() -> jax.Array:
-        return places(wanted, room).astype(jnp.uint32)
+        return places(wanted, capacity).astype(jnp.uint32)
 
     indices = lax.cond(
-        count <= room, all_wanted, lambda: largest(jnp.where(wanted, magnitude(x), -1), room)
+        count <= capacity,
+        all_wanted,
+        lambda: largest(jnp.where(wanted, magnitude(x), -1), capacity),
     )
-    return indices, jnp.maximum(count - room, 0)
+    return indices, jnp.maximum(count - capacity, 0)
 
 
 def to_payload(flat: jax.Array, indices: jax.Array, layout: IndexCode, dtype: Any) -> SparsePayload:

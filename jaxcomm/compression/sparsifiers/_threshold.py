@@ -172,21 +172,21 @@ def adaptive_threshold(*, ratio: Share) -> Codec:
     Differs from the paper: the largest are found exactly, and no Huffman code follows.
     """
 
-    def capacity(size: int) -> int:
+    def capacity_of(size: int) -> int:
         # Rounds down the count of each sign, but to at least 1.
         return min(max(math.floor(ratio * require_countable(size)) + 1, 2), size)
 
-    layout_of = layout_with_unused(capacity)
+    layout_of = layout_with_unused(capacity_of)
 
     def encode(context: Context, x: jax.Array) -> tuple[TwoMeansPayload, Memory]:
         (x,) = nondifferentiable("adaptive_threshold", x)
-        room, flat = capacity(x.size), lax.optimization_barrier(x.ravel())
+        capacity, flat = capacity_of(x.size), lax.optimization_barrier(x.ravel())
         with_sign = jnp.stack([how_many(flat > 0), how_many(flat < 0)])
         wanted = jnp.floor(ratio * with_sign.astype(jnp.float32)).astype(jnp.int32)
         wanted = jnp.where(with_sign > 0, jnp.clip(wanted, 1, with_sign), 0)
         # For more than 2**24 coordinates the float32 product may round up; both signs must fit.
-        wanted = wanted.at[1].min(room - wanted[0])
-        where = largest_of_each_sign(flat, room)
+        wanted = wanted.at[1].min(capacity - wanted[0])
+        where = largest_of_each_sign(flat, capacity)
         values = flat[where] * jnp.array([[1.0], [-1.0]], jnp.float32)
         # Non-negative floats have the order of their bits.
         bits = lax.bitcast_convert_type(jnp.maximum(values, 0), jnp.uint32)
@@ -196,8 +196,8 @@ def adaptive_threshold(*, ratio: Share) -> Codec:
         ordered = jnp.where(chosen, where, jnp.uint32(x.size))
         first = lax.broadcasted_iota(jnp.int32, values.shape, 0) == 0
         order, positive = lax.sort((ordered.ravel(), (chosen & first).ravel()), num_keys=1)
-        indices = pack_indices(order[:room], layout_of(x.size))
-        return TwoMeansPayload(indices, _bits.pack_bits(positive[:room]), means), context.memory
+        indices = pack_indices(order[:capacity], layout_of(x.size))
+        return TwoMeansPayload(indices, _bits.pack_bits(positive[:capacity]), means), context.memory
 
     def decode(context: Context, payload: TwoMeansPayload) -> jax.Array:
         layout = layout_of(math.prod(context.shape))

@@ -40,15 +40,15 @@ def _by_sample(magnitudes: jax.Array, count: int, sample: float) -> jax.Array:
     threshold = lax.top_k(sampled, max(min(round(count / stride), sampled.size), 1))[0][-1]
     above = (magnitudes >= threshold) & (magnitudes > 0)
     passed = jnp.sum(above, dtype=jnp.int32)
-    room = min(2 * count, size)
+    capacity = min(2 * count, size)
 
     def among_those_above() -> jax.Array:
-        found = places(above, room)
+        found = places(above, capacity)
         _, best = lax.top_k(magnitudes.at[found].get(mode="fill", fill_value=-1), count)
         # Unused entries have the index `size`, which sorts last.
         return jnp.sort(found[best]).astype(jnp.uint32)
 
-    close = (passed >= count // 2) & (passed >= 1) & (passed <= room)
+    close = (passed >= count // 2) & (passed >= 1) & (passed <= capacity)
     return lax.cond(close, among_those_above, lambda: largest(magnitudes, count))
 
 
@@ -161,7 +161,7 @@ def top_k(
             entries=entries,
             integers=integers_of_indices(kept, layout_of) if are_distinct else None,
             selection=Selection(
-                choose=lambda public, flat: choose(flat),
+                choose=lambda shared, flat: choose(flat),
                 layout=layout_of,
                 drawn=False,
                 value_dtype=dtype,

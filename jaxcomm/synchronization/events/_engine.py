@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._contract import Codec, Coins, Context, PyTree
+from jaxcomm._contract import Codec, Context, Keys, PyTree
 from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._stragglers import Straggler, seconds_of
 from jaxcomm.synchronization._trees import chosen, with_row
@@ -127,7 +127,7 @@ def message(codec: Codec | None) -> EventMessage:
         return [codec.init(x.astype(jnp.float32)) for x in jax.tree.leaves(tree)]
 
     def encoded(memory: Any, key: jax.Array, x: jax.Array) -> tuple[Context, PyTree, Any]:
-        context = Context(Coins(*jax.random.split(key)), memory, shape=x.shape)
+        context = Context(Keys(*jax.random.split(key)), memory, shape=x.shape)
         context = context.replace(statistics=codec.measure(context, x))
         return context, *codec.encode(context, x)
 

@@ -72,7 +72,7 @@ def both(codec: Codec) -> Any:
     return jax.jit(jax.vmap(one))
 
 
-ROOMY = {"room": 64.0}
+LARGE_CAPACITY = {"capacity": 64.0}
 PREFIX = {
     "elias": (elias, bit_by_bit.elias_levels, bit_by_bit.elias_gaps),
     "golomb_rice": (golomb_rice, bit_by_bit.rice_levels, bit_by_bit.rice_gaps),
@@ -100,7 +100,7 @@ def require_words(payload: Any, which: int, headers: list[int], words: list[int]
 def test_levels(name: str, low: int, high: int) -> None:
     code, oracle, _ = PREFIX[name]
     given = levels(low, high)
-    payload, decoded, dropped = both(code(plain(low, high), **ROOMY))(given)
+    payload, decoded, dropped = both(code(plain(low, high), **LARGE_CAPACITY))(given)
     np.testing.assert_array_equal(decoded, given)
     assert not np.any(dropped)
     for which, row in enumerate(given.astype(int).tolist()):
@@ -121,7 +121,7 @@ def test_gaps(name: str) -> None:
         np.sort(np.unique(np.floor(2 ** rng.uniform(0, 24, 9 * SIZE)))[:SIZE]),
     ]
     given = np.array([x.astype(np.float32) for x in given])
-    codec = code(plain(0, most, "indices", SIZE), **ROOMY)
+    codec = code(plain(0, most, "indices", SIZE), **LARGE_CAPACITY)
     payload, decoded, _ = both(codec)(given)
     np.testing.assert_array_equal(decoded, given)
     for which, row in enumerate(given.astype(int)):
@@ -133,7 +133,7 @@ def test_gaps(name: str) -> None:
 @pytest.mark.parametrize(("low", "high"), [(-7, 7), (-1, 1), (-1024, 1023)])
 def test_rans(low: int, high: int) -> None:
     given, rows = levels(low, high), 2
-    payload, decoded, _ = both(rans(plain(low, high), **ROOMY))(given)
+    payload, decoded, _ = both(rans(plain(low, high), **LARGE_CAPACITY))(given)
     np.testing.assert_array_equal(decoded, given)
     width = (high - low).bit_length()
     for which, row in enumerate(given.astype(int).tolist()):
@@ -154,7 +154,7 @@ def test_rans(low: int, high: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 33, 1025, 4097])
 def test_sizes(code: Any, size: int) -> None:
     given = np.random.default_rng(size).integers(-7, 8, (2, size)).astype(np.float32)
-    _, decoded, dropped = both(code(plain(-7, 7), **ROOMY))(given)
+    _, decoded, dropped = both(code(plain(-7, 7), **LARGE_CAPACITY))(given)
     np.testing.assert_array_equal(decoded, given)
     assert not np.any(dropped)
 
@@ -164,7 +164,7 @@ def test_sizes(code: Any, size: int) -> None:
 def test_the_largest_integers(code: Any) -> None:
     most = 2**30 - 64
     given = np.float32([[most, -most, 0, 1, -1, most // 2, 2**20, -5] * 9])
-    _, decoded, _ = both(code(plain(-(2**30) + 1, 2**30 - 1), **ROOMY))(given)
+    _, decoded, _ = both(code(plain(-(2**30) + 1, 2**30 - 1), **LARGE_CAPACITY))(given)
     np.testing.assert_array_equal(decoded, given)
     with pytest.raises(ValueError, match="at most 2147483647 levels, but the codec has 2147483649"):
-        both(code(plain(-(2**30), 2**30), **ROOMY))(given)
+        both(code(plain(-(2**30), 2**30), **LARGE_CAPACITY))(given)

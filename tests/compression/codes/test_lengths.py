@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcomm import Codec, Context
-from jaxcomm.compression.codes import elias, golomb_rice, measured_room, rans
+from jaxcomm.compression.codes import elias, golomb_rice, measured_capacity, rans
 from jaxcomm.compression.codes._golomb_rice import LEAST_MEANS, _bits_of_levels
 from jaxcomm.compression.quantizers import dither
 from tests.slow import slow
@@ -46,7 +46,7 @@ def test_rans_is_within_3_percent_of_the_entropy(levels: int) -> None:
     codes = np.asarray(inner.fast.integers.split(context, payload)[0])
     p = np.bincount(codes + levels) / codes.size
     entropy = -np.sum(p[p > 0] * np.log2(p[p > 0]))
-    found = measured_room(rans(inner), jnp.asarray(x))
+    found = measured_capacity(rans(inner), jnp.asarray(x))
     with_all = found + (16 * 128 + 16 * (2 * levels + 1)) / codes.size  # headers and counts
     assert entropy < found < with_all < 1.03 * entropy
 

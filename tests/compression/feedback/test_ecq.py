@@ -24,7 +24,7 @@ def test_errors_are_a_geometric_sum() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_unbiased_for_the_compensated_update() -> None:
+def test_payloads_are_unbiased_for_the_compensated_update() -> None:
     codec, x, error = ecq(QUANTIZER), *map(jnp.asarray, GIVEN[:2])
     memory = Memory(FeedbackMemory(error, ()), ())
     aim = np.asarray(x) + 0.2 * np.asarray(error)

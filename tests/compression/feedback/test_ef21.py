@@ -75,14 +75,14 @@ def test_linear_convergence_where_workers_disagree() -> None:
 @pytest.mark.parametrize(
     ("codec", "count"), [(ef21(scaled_signs()), 4_000), slow(diana(dither(levels=7)), 30_000)]
 )
-def test_what_all_share_does_not_drift_from_the_mean(codec: Codec, count: int) -> None:
+def test_the_shared_estimate_does_not_drift(codec: Codec, count: int) -> None:
     given = np.random.default_rng(1).normal(size=(3, 13)).astype(np.float32)
     tx = jaxcomm.all_gather_mean(codec)
     run, state = aggregator(tx, 3, "vmap"), initial(tx, jnp.asarray(given), "vmap")
     step = lambda state, _: (run(jnp.asarray(given), state, jnp.ones(3))[1], None)  # noqa: E731
     state, _ = jax.jit(lambda state: jax.lax.scan(step, state, length=count))(state)
     own, shared = shifts(state)
-    # Plain float32 sums are 2e-4 apart after the fewer steps, and ten times as much after more.
+    # Plain float32 sums differ by 2e-4 after the fewer steps, and ten times as much after more.
     np.testing.assert_allclose(shared, own.mean(axis=0), rtol=0, atol=2e-6)
 
 
@@ -98,7 +98,7 @@ def test_mistakes() -> None:
 
 
 @pytest.mark.slow
-def test_shared_memory_is_of_finalize_alone() -> None:
+def test_only_finalize_changes_shared_memory() -> None:
     codec = ef21(top_k(k=2))
     kept = lambda context, after: after._replace(shared=context.memory.shared)  # noqa: E731
 

@@ -37,7 +37,7 @@ def loop(*, elementwise: bool, updated: Any) -> jaxcomm.Codec:
 
 
 @pytest.mark.slow
-def test_entries_are_kept_as_the_whole_array_is() -> None:
+def test_entries_update_the_residual_like_the_whole_array() -> None:
     dense, sparse = (
         kept_after(loop(elementwise=each, updated=lambda kept, x, sent: kept + x - sent))
         for each in (False, True)
@@ -46,7 +46,7 @@ def test_entries_are_kept_as_the_whole_array_is() -> None:
 
 
 @pytest.mark.slow
-def test_coordinates_that_depend_on_others_are_not_touched_one_by_one() -> None:
+def test_dependent_coordinates_are_not_updated_separately() -> None:
     codec = loop(elementwise=False, updated=lambda kept, x, sent: x - jnp.sum(sent))
     flat = np.asarray(X).ravel()
     largest = np.sort(flat[np.argsort(-np.abs(flat))[:5]])

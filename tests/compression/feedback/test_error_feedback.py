@@ -88,7 +88,7 @@ def test_what_is_refused(codec: Codec, workers: int, words: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", [scaled(COARSE), slow(blockwise(dither(levels=3, norm="l2"), 8))])
-def test_what_is_made_a_contraction_stays_bounded(codec: Codec) -> None:
+def test_codecs_scaled_to_contractions_stay_bounded(codec: Codec) -> None:
     given = normal(300, 400, seed=3)
     _, kept, _ = run(error_feedback(codec), given)
     # Of a contraction delta, E|e|^2 <= 4 (1 - delta) / delta^2 max |x|^2.
@@ -142,7 +142,7 @@ def test_the_terms_of_a_linear_codec_have_the_coefficient_of_the_residual() -> N
         np.testing.assert_array_equal(one_kept, residual)
 
 
-def test_a_residual_that_would_overflow_is_as_before() -> None:
+def test_an_overflowing_residual_is_unchanged() -> None:
     """The payload is finite; the sum of update and residual is not."""
     given = np.array([[3e38, -3e38], [3e38, -3e38], [-1e38, 1e38]])
     sent, kept, _ = run(error_feedback(_averaging()), given)

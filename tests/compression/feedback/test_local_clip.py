@@ -34,7 +34,7 @@ def test_the_norm_and_the_direction(shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(clipped, x)
 
 
-def test_a_norm_beyond_float32_and_none_at_all() -> None:
+def test_norms_beyond_float32_and_zero() -> None:
     codec = local_clip(EVERYTHING, 2.0)
     np.testing.assert_allclose(sent(codec, np.full(1000, 3e38)), 2 / 1000**0.5, rtol=1e-5)
     np.testing.assert_array_equal(sent(codec, np.zeros(7)), 0)

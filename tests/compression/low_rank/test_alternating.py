@@ -58,7 +58,7 @@ def acp_sgd(given: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "near"), [("float32", 1e-4), ("16 bits", 1e-2)])
-def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
+def test_matches_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
     codecs = [
         projection(RANK, side, drawn=0, factor_codec=FACTOR_CODECS[name]).replace(
             claims=Claims(bounded=True)
@@ -84,7 +84,7 @@ def test_is_acp_sgd_without_drawn_columns(name: str, near: float) -> None:
         ("16 bits", jnp.bfloat16, 6),
     ],
 )
-def test_nothing_is_lost(name: str, dtype: Any, count: int) -> None:
+def test_no_update_is_lost(name: str, dtype: Any, count: int) -> None:
     given = jnp.asarray(UPDATES[:count], dtype)
     means, states = steps(method(name), given)
     np.testing.assert_array_equal(means, np.broadcast_to(means[:, :1], means.shape))

@@ -29,7 +29,7 @@ def without_claims(codec: Codec) -> Codec:
 
 
 @pytest.mark.parametrize(("feedback", "shape"), [(True, (2, 6, 7)), slow(False, (12, 7))], ids=str)
-def test_is_power_sgd(feedback: bool, shape: tuple[int, ...]) -> None:
+def test_matches_power_sgd(feedback: bool, shape: tuple[int, ...]) -> None:
     """Of two leaves of one shape, which share their first basis."""
     plain, given = power_iteration(2, drawn=0), {"a": updates(shape), "b": 2 * updates(shape)[::-1]}
     start = np.asarray(plain.init(jnp.zeros(shape)).shared, np.float64)
@@ -47,7 +47,7 @@ def test_the_basis_spans_the_left_factors_and_the_drawn_columns() -> None:
     codec, x = power_iteration(2, drawn=3), jnp.asarray(updates((12, 7))[0, 0])
     context = Context.of(x, memory=codec.init(x))
     context = context.replace(statistics=codec.measure(context, x))
-    columns = jax.random.normal(context.coins.public, (12, 3))
+    columns = jax.random.normal(context.keys.shared, (12, 3))
     left = np.concatenate([context.statistics.values, columns], axis=1).astype(np.float64)
     basis, _ = np.linalg.qr(left)
     payload, _ = codec.encode(context, x)
@@ -93,7 +93,7 @@ def require_nothing_lost(given: dict[str, np.ndarray], means: Any, states: Any) 
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_and_replicas_are_equal() -> None:
+def test_no_update_is_lost_and_replicas_are_equal() -> None:
     means, states = steps(jaxcomm.power_sgd(rank=1), tree_updates())
     for each in (
         *jax.tree.leaves(last(states).shared),

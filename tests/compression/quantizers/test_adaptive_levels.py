@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins, Context
+from jaxcomm import Context, Keys
 from jaxcomm.compression.quantizers import adaptive_levels
 from jaxcomm.compression.quantizers._adaptive_levels import Levels, fit_levels
 from tests.codecs import context_of, draws, payload_of
@@ -44,17 +44,17 @@ def test_less_variance_than_equal_levels() -> None:
 
 
 @pytest.mark.slow
-def test_no_level_alone_can_be_moved_to_a_better_place() -> None:
+def test_each_level_is_locally_optimal() -> None:
     sample = np.append(np.random.default_rng(5).uniform(size=25) ** 3, 1.0).astype(np.float32)
     fitted = np.asarray(fit_levels(jnp.asarray(sample), jnp.ones(26), 4), np.float64)
     for j, place in itertools.product(range(3), sample):
         moved = np.sort([*np.delete(fitted, j), place])
-        if np.searchsorted(np.delete(fitted, j), place) == j:  # Between its neighbours.
+        if np.searchsorted(np.delete(fitted, j), place) == j:  # Between its neighbors.
             assert exact_variance(fitted, sample) <= exact_variance(moved, sample) * (1 + 1e-6)
 
 
 @pytest.mark.slow
-def test_a_weight_is_as_good_as_a_repetition() -> None:
+def test_a_weight_equals_a_repetition() -> None:
     sample = jnp.asarray(np.random.default_rng(6).uniform(size=40) ** 2, jnp.float32)
     weights = jnp.asarray(np.arange(40) % 3 + 1, jnp.float32)
     repeated = jnp.repeat(sample, np.arange(40) % 3 + 1)
@@ -76,12 +76,12 @@ def test_the_error_is_exactly_that_of_the_levels(levels: int) -> None:
     assert exact <= adaptive_levels(levels=levels).claims.variance(60, 1) * np.sum(x**2)
 
 
-def test_no_bias_with_levels_of_others() -> None:
+def test_levels_of_other_workers_cause_no_bias() -> None:
     codec, x = adaptive_levels(levels=3), jnp.asarray([0.02, -0.3, 0.8, 1.0, 0.0, -1.7])
     levels = Levels(jnp.asarray([0.5, 0.5, 2.0]))  # Two of them in one place, as agreed ones may.
 
     def once(key: jax.Array) -> jax.Array:
-        context = Context(Coins(key, key), statistics=levels, shape=x.shape)
+        context = Context(Keys(key, key), statistics=levels, shape=x.shape)
         payload, _ = codec.encode(context, x)
         return codec.decode(context.received(), payload)
 

@@ -10,7 +10,7 @@ from jaxcomm.compression.quantizers import dither
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("bits", "divisor"), [(4, 8.0), (8, 3.0)])
-def test_it_adds_what_is_decoded(bits: int, divisor: float) -> None:
+def test_the_decoded_array_is_added(bits: int, divisor: float) -> None:
     codec, x = dither(bits=bits), jnp.asarray(np.random.default_rng(bits).normal(size=100))
     context = Context.of(x)
     context = context.replace(statistics=codec.measure(context, x))

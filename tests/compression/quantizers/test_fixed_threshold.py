@@ -18,7 +18,7 @@ def test_three_values() -> None:
     assert payload_of(CODEC, (2, 3)).codes.shape == (1,)
 
 
-def test_what_is_left_stays_below_the_threshold_while_updates_do() -> None:
+def test_residuals_stay_below_the_threshold() -> None:
     rng = np.random.default_rng(0)
     within = (rng.uniform(-0.5, 0.5, size=(100, 50)) + 0.3).clip(-0.5, 0.5)
     _, left, _ = run(error_feedback(CODEC), within)

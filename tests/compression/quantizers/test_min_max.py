@@ -19,7 +19,7 @@ def test_the_bound_is_nearly_attained() -> None:
 
 
 @pytest.mark.slow
-def test_two_levels_are_one_bit_and_workers_add_up() -> None:
+def test_two_levels_take_one_bit_and_workers_sum() -> None:
     codec, x = min_max_dither(levels=2), jnp.linspace(-1, 1, 64)
     statistics = MinMax(jnp.float32(1), jnp.float32(1))
     for workers, words in ((1, 2), (3, 4), (255, 16), (256, 22), (10**5, 64)):

@@ -22,14 +22,14 @@ def test_powers_of_two_and_zeros_are_exact() -> None:
     assert payload.signs.dtype == jnp.uint32 and payload.signs.shape == (16,)
 
 
-def test_powers_of_two_may_be_taken_out() -> None:
+def test_scaling_by_powers_of_two_commutes() -> None:
     x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     for shift in (-100, -1, 1, 100):
         np.testing.assert_array_equal(rounded(x * 2.0**shift), 2.0**shift * rounded(x))
 
 
 @pytest.mark.parametrize("x", [1.25, -4 / 3, 1.999, 5.5])
-def test_up_with_the_right_probability(x: float) -> None:
+def test_rounding_up_has_the_right_probability(x: float) -> None:
     draws = rounded(np.full(40_000, x))
     below = 2.0 ** np.floor(np.log2(abs(x)))
     assert set(np.unique(np.abs(draws))) <= {below, 2 * below} and np.all(draws * x > 0)

@@ -1,4 +1,4 @@
-"""Two means a column, which leave the sum of the column, and what is left out orthogonal."""
+"""Two means per column, which keep its sum; the residual is orthogonal."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def sent(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [slow((50,)), (12, 5), slow((3, 4, 6))])
-def test_columns_keep_their_sum_and_lose_what_is_orthogonal(shape: tuple[int, ...]) -> None:
+def test_columns_keep_only_their_sum(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_t(3, size=shape)
     result = sent(x)
     columns = (lambda a: a.reshape(-1, shape[-1])) if len(shape) > 1 else (lambda a: a[:, None])
@@ -25,7 +25,7 @@ def test_columns_keep_their_sum_and_lose_what_is_orthogonal(shape: tuple[int, ..
         assert abs(np.sum((column - got) * got)) < 1e-4
 
 
-def test_columns_of_one_sign_zeros_and_unlike_magnitudes() -> None:
+def test_columns_of_one_sign_zeros_and_mixed_magnitudes() -> None:
     x = np.array([[1e-37, 3e38, 2.0, 0.0, -1.0], [1e-37, 3e38, 4.0, 0.0, -3.0]])
     expected = np.array([[1e-37, 3e38, 3.0, 0.0, -2.0]] * 2)
     np.testing.assert_allclose(sent(x), expected, rtol=1e-6)

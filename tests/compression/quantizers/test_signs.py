@@ -15,7 +15,7 @@ def test_signs_against_numpy(shape: tuple[int, ...]) -> None:
     expected = np.where(x >= 0, 1.0, -1.0)
     plain = sent(signs(), x)
     np.testing.assert_array_equal(plain[x != 0], expected[x != 0])
-    np.testing.assert_array_equal(np.abs(plain), 1)  # A coin, where it is 0.
+    np.testing.assert_array_equal(np.abs(plain), 1)  # A random sign, where it is 0.
     magnitude = np.abs(x).mean() if x.size else 0.0
     np.testing.assert_allclose(sent(scaled_signs(), x), magnitude * expected, rtol=1e-6)
     for codec in (signs(), scaled_signs()):

@@ -1,4 +1,4 @@
-"""The sparse form: what it saves by the paper, and that too little room is seen."""
+"""The sparse form: what it saves by the paper, and that too small a capacity is reported."""
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,20 @@ D = 2**16
 def test_bytes_shrink_by_the_root_of_the_workers() -> None:
     workers = 4
     given = jnp.asarray(np.random.default_rng(0).normal(size=(workers, D)), jnp.float32)
-    # Room for one worker: its share of the expected non-zeros and six standard deviations.
+    # The capacity for one worker: its share of the expected non-zeros and six standard deviations.
     shares = {"common": (D / workers) ** 0.5, "own": D**0.5}
-    room = {name: int(share + 6 * share**0.5) for name, share in shares.items()}
+    capacity = {name: int(share + 6 * share**0.5) for name, share in shares.items()}
     sent = {}
     for name, tx in {
-        "common": jaxcomm.sparse_global_qsgd(capacity=room["common"]),
-        "own": jaxcomm.all_gather_mean(sparse_dither(capacity=room["own"])),
+        "common": jaxcomm.sparse_global_qsgd(capacity=capacity["common"]),
+        "own": jaxcomm.all_gather_mean(sparse_dither(capacity=capacity["own"])),
     }.items():
         step = aggregator(tx, workers, "checked")
         arguments = given, abstract(tx, given, "checked"), jnp.ones(workers)
         messages = wire.account(step, *arguments).collectives
         sent[name] = sum(c.bytes_per_worker for c in messages if c.primitive == "all_gather")
-        assert np.isfinite(draws(tx, given, 3)).all()  # The room sufficed.
-    # The room for chance is relatively larger where fewer are expected.
+        assert np.isfinite(draws(tx, given, 3)).all()  # The capacity sufficed.
+    # The margin for chance is relatively larger where fewer are expected.
     assert 0.8 * workers**0.5 < sent["own"] / sent["common"] <= 1.05 * workers**0.5
 
 

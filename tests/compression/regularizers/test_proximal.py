@@ -107,7 +107,7 @@ def test_a_sparsifier_pulls_sparse_updates_exactly() -> None:
     assert sent[1] < sent[0]
 
 
-def test_groups_are_not_cut_between_servers() -> None:
+def test_groups_are_not_split_between_servers() -> None:
     grouped = jaxcomm.proximal(optax.sgd(1.0), group_lasso(1.0), 0.1)
     with pytest.raises(ValueError, match="element-wise"):
         jaxcomm.init(jaxcomm.sharded_server(grouped), {"w": jnp.ones((4, 2))}, 2)

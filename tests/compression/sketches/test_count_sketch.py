@@ -18,7 +18,7 @@ def table_size(size: int, ratio: float, **options: Any) -> int:
 
 
 @pytest.mark.parametrize("size", [10**3, slow(10**4), slow(10**5), slow(10**6), 2**22 + 1])
-def test_a_table_has_the_size_that_was_asked_for(size: int) -> None:
+def test_tables_have_the_requested_size(size: int) -> None:
     for ratio in (0.01, 0.5, 2.0):
         for rows in (1, 5):
             made, asked = table_size(size, ratio, rows=rows), ratio * size
@@ -41,7 +41,7 @@ def test_large_tables_are_of_tiles() -> None:
     ],
     ids=["count_sketch", "fetch_sgd", "sketched_sgd"],
 )
-def test_tiles_that_make_another_size_say_so(make: Callable[..., Any]) -> None:
+def test_tiles_that_change_the_table_size_are_refused(make: Callable[..., Any]) -> None:
     tx = make(sketch_ratio=0.5, hashing="tiles")
     first = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
     with pytest.raises(ValueError, match=r"from (1 x 500|5 x 100) to . x 1024 cells: omit"):

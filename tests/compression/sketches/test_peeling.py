@@ -75,7 +75,7 @@ def test_cells_known_modulo_256_are_enough() -> None:
     np.testing.assert_array_equal(peeled.values, values)
 
 
-def test_only_the_real_ones_count() -> None:
+def test_only_existing_coordinates_count() -> None:
     count = 500
     index, sign = placed(count, 1.0)
     real = np.random.default_rng(2).random(count) < 0.6

@@ -73,7 +73,7 @@ def test_an_even_number_of_rows_is_not_decoded_by_the_lower_of_the_middle_two() 
 @pytest.mark.parametrize(
     "options", [{"sketch_ratio": 1.0}, {"sketch_ratio": 1.5, "rows": 3, "decode": "peel"}]
 )
-def test_of_more_than_was_foreseen_as_many_are_sent(options: dict[str, Any]) -> None:
+def test_above_the_capacity_only_the_capacity_is_sent(options: dict[str, Any]) -> None:
     x = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
     codec = build(**options, overflow="drop")
     error = errors(codec, x)
@@ -99,7 +99,7 @@ def test_peeling_is_exact_and_rows_are_whole(granularity: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_peel_is_estimated_without_bias() -> None:
+def test_unpeeled_coordinates_are_estimated_without_bias() -> None:
     codec = build(sketch_ratio=1.1, rows=3, decode="peel")
     error = errors(codec, sparse())
     assert 0.01 < np.sum(error**2, axis=1).mean() <= codec.claims.variance(SIZE, 1)
@@ -128,20 +128,20 @@ def test_the_mean_of_workers_with_other_rows() -> None:
 
 
 @pytest.mark.slow
-def test_info_tells_the_density_and_the_error_to_be_expected() -> None:
+def test_diagnostics_report_density_and_expected_error() -> None:
     x = workers_with_rows_of_their_own(4)
     tx = s2_reducer(density=0.05, sketch_ratio=1, overflow="drop", diagnostics=True)
     _, states = steps(tx, np.stack([x] * 30))
-    told = {name: np.asarray(values)[:, 0] for name, values in states.diagnostics.items()}
-    kept = (
-        6 / (x != 0).any(axis=(0, 2)).sum()
-    )  # There is room for six, in as many times four cells.
-    np.testing.assert_allclose(told["overflow"], 1 - kept, rtol=1e-6)
+    reported = {name: np.asarray(values)[:, 0] for name, values in states.diagnostics.items()}
+    kept = 6 / (x != 0).any(axis=(0, 2)).sum()  # The capacity is six, in as many times four cells.
+    np.testing.assert_allclose(reported["overflow"], 1 - kept, rtol=1e-6)
     np.testing.assert_allclose(
-        told["expected_error"], 1 - kept + kept * (4 * 6 - 1) / 24, rtol=1e-6
+        reported["expected_error"], 1 - kept + kept * (4 * 6 - 1) / 24, rtol=1e-6
     )
-    assert told["compression_error"].mean() == pytest.approx(told["expected_error"][0], rel=0.2)
-    assert "union_density" in told
+    assert reported["compression_error"].mean() == pytest.approx(
+        reported["expected_error"][0], rel=0.2
+    )
+    assert "union_density" in reported
 
 
 @pytest.mark.slow

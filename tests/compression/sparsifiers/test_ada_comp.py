@@ -9,7 +9,7 @@ from tests.slow import slow
 
 
 def oracle(given: np.ndarray, block_size: int, capacity: int) -> tuple[np.ndarray, int]:
-    """What is sent in each step, by the formulas, and what had no room in the last."""
+    """What is sent in each step, by the formulas, and what exceeded the capacity in the last."""
     residue, sent = np.zeros(given.shape[1]), []
     for x in given:
         g = residue + x

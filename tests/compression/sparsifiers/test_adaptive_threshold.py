@@ -18,7 +18,7 @@ def expected(ratio: float, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ratio", [0.25, slow(0.01), slow(0.999), slow(1.0)])
-def test_of_each_sign_its_part(ratio: float) -> None:
+def test_each_sign_has_its_share(ratio: float) -> None:
     codec = adaptive_threshold(ratio=ratio)
     for positive in (0, 1, 40, 79, 80):
         rng = np.random.default_rng(positive)

@@ -28,7 +28,7 @@ def test_a_sweep_sends_each_block_once(blocks: int) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gauss_southwell_sees_what_workers_have_in_common() -> None:
+def test_gauss_southwell_selects_by_the_mean() -> None:
     """A large block cancels between workers; the small one that does not is chosen, until late."""
     own = np.concatenate([np.full(4, 10.0), np.full(4, 0.1)])
     updates = np.stack([own, own * np.array([-1] * 4 + [1] * 4)]).astype(np.float32)
@@ -45,7 +45,7 @@ def test_workers_must_agree_on_the_block() -> None:
         steps(tx, jnp.ones((1, 2, 4)))
 
 
-def test_every_block_is_drawn_as_often() -> None:
+def test_blocks_are_drawn_uniformly() -> None:
     codec, x = block_coordinate(6, "random"), jnp.arange(1.0, 13.0)
 
     def first(seed: jax.Array) -> jax.Array:

@@ -32,7 +32,7 @@ def in_order(magnitudes: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("k", [31, slow(1), slow(500), slow(SIZE)])
-def test_a_threshold_finds_what_a_sort_does(k: int) -> None:
+def test_a_threshold_selects_the_same_as_a_sort(k: int) -> None:
     x = jnp.asarray(np.stack(INPUTS), jnp.float32)
     found, expected = (
         jax.jit(jax.vmap(functools.partial(each, k=k)))(x) for each in (by_threshold, by_sort)
@@ -87,14 +87,14 @@ OFTEN_MISSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 100, WIDE // 100, WIDE // 3, WIDE - 1, WIDE])
-def test_a_sample_finds_what_a_sort_does_however_it_misleads(k: int) -> None:
+def test_any_sample_selects_the_same_as_a_sort(k: int) -> None:
     select = jax.jit(by_sample, static_argnums=1)
     for name, x in OFTEN_MISSED.items():
         np.testing.assert_array_equal(select(jnp.asarray(x), k), in_order(x, k), err_msg=name)
 
 
 @pytest.mark.slow
-def test_a_sample_for_each_of_those_mapped_over() -> None:
+def test_samples_under_vmap() -> None:
     names = ["normal", "constant", "99 % zeros", "small where sampled"]
     x = np.stack([OFTEN_MISSED[name] for name in names])
     found = jax.jit(jax.vmap(lambda row: largest(row, 1000)))(x)
@@ -116,7 +116,7 @@ def test_a_sample_on_a_mesh_in_a_loop() -> None:
     np.testing.assert_array_equal(found(x), [in_order(row, 700) for row in x])
 
 
-def test_as_many_as_are_told_while_running() -> None:
+def test_the_number_of_selected_may_be_traced() -> None:
     numbers = np.where(PLACES[:200] % 3, PLACES[:200] % 7, 0).astype(np.uint32)
     take_largest = jax.jit(_largest.take_largest)
     for k in (0, 3, 77, 200):
@@ -126,12 +126,12 @@ def test_as_many_as_are_told_while_running() -> None:
 
 
 @pytest.mark.slow
-def test_places_of_marks_beyond_the_room_and_of_none() -> None:
+def test_places_of_more_marks_than_the_capacity_and_of_none() -> None:
     marks = OFTEN_MISSED["99 % zeros"] > 0
-    for wanted, room in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):
-        found = np.flatnonzero(wanted)[:room]
-        expected = np.pad(found, (0, room - found.size), constant_values=WIDE)
-        np.testing.assert_array_equal(_largest.places(jnp.asarray(wanted), room), expected)
+    for wanted, capacity in ((marks, 100), (marks, WIDE // 50), (np.zeros_like(marks), 5)):
+        found = np.flatnonzero(wanted)[:capacity]
+        expected = np.pad(found, (0, capacity - found.size), constant_values=WIDE)
+        np.testing.assert_array_equal(_largest.places(jnp.asarray(wanted), capacity), expected)
 
 
 def test_a_sample_sorts_nothing() -> None:

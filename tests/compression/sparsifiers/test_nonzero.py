@@ -13,7 +13,7 @@ from tests.codecs import draws, send
 from tests.steps import steps
 
 
-def test_of_a_union_that_does_not_fit_every_row_has_its_turn() -> None:
+def test_rows_of_a_large_union_take_turns() -> None:
     x = np.ones((40, 3), np.float32)
     codec = nonzero_union(density=0.3, overflow="drop")
     decoded = draws(codec, x, 300)
@@ -39,7 +39,7 @@ def test_a_window_is_cyclic() -> None:
         assert np.asarray(_support.window(words, key, 9, parts)).tolist() == [*order, 70, 70, 70]
 
 
-def test_of_one_worker_the_largest_rows_are_sent_and_the_others_told() -> None:
+def test_overflow_is_reported_for_one_worker() -> None:
     rng, x = np.random.default_rng(0), np.zeros((40, 3))
     x[rng.choice(40, 9, replace=False)] = rng.normal(size=(9, 3)).astype(np.float32)
     codec = nonzero(density=0.1, overflow="drop")

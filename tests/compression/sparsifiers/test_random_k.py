@@ -14,7 +14,7 @@ from tests.codecs import sent
 X = np.random.default_rng(0).normal(size=(4, 25)).astype(np.float32)
 
 
-def test_every_set_is_as_likely() -> None:
+def test_all_sets_are_equally_likely() -> None:
     keys = jax.random.split(jax.random.key(2), 20000)
     sets = np.asarray(jax.jit(jax.vmap(lambda key: draw_coordinates(key, 6, 3)))(keys))
     names = {chosen: number for number, chosen in enumerate(combinations(range(6), 3))}
@@ -22,14 +22,14 @@ def test_every_set_is_as_likely() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 1e-6
 
 
-def test_exactly_k_and_scaled_or_what_there_is() -> None:
+def test_exactly_k_are_sent_and_scaled() -> None:
     for codec, factor in ((random_k(k=8), 12.5), (scaled(random_k(k=8)), 1)):
         found = sent(codec, X)
         assert np.count_nonzero(found) == 8
         np.testing.assert_allclose(found[found != 0], factor * X[found != 0], rtol=1e-6)
 
 
-def test_all_of_it_is_the_identity() -> None:
+def test_keeping_everything_is_the_identity() -> None:
     for codec in (random_k(ratio=1.0), random_k(k=200)):
         np.testing.assert_array_equal(sent(codec, X), X)
         assert codec.claims.variance(100, 1) == 0

@@ -17,7 +17,7 @@ def test_the_largest_become_their_mean_magnitude() -> None:
     expected = np.zeros(99)
     expected[places] = np.sign(x.ravel()[places]) * np.abs(x.ravel()[places]).mean()
     np.testing.assert_allclose(result.ravel(), expected, rtol=1e-6)
-    # What is sent is orthogonal to what is left out.
+    # What is sent is orthogonal to the residual.
     assert abs(np.sum((x - result) * result)) < 1e-5
     payload, _ = jax.jit(stc(k=13).encode)(Context.of(x), jnp.asarray(x))
     quarter = jax.jit(stc(k=13).decode)(Context.of(x).received(4), payload)

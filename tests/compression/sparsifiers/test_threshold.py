@@ -1,4 +1,4 @@
-"""A fixed threshold: what passes, what has no room, and what feedback makes of the rest."""
+"""A fixed threshold: what passes, what exceeds the capacity, and what feedback keeps."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +30,7 @@ def test_unused_entries_have_one_more_index_than_there_are_coordinates() -> None
     assert payload_of(threshold(1.0, k=5), (127,)).indices.size == 1
 
 
-def test_the_largest_win_where_there_is_no_room() -> None:
+def test_above_the_capacity_the_largest_are_sent() -> None:
     x, codec = normal(40), threshold(0.5, k=5, overflow="drop")
     found, memory = send(codec, codec.init(x), x)
     fifth = np.sort(np.abs(x))[-5]
@@ -47,7 +47,7 @@ def test_the_residual_stays_below_the_threshold() -> None:
     assert np.all(np.abs(found[found != 0]) > level)
 
 
-def test_only_feedback_that_needs_no_more_than_a_bounded_residual_takes_it() -> None:
+def test_only_feedback_with_bounded_residuals_accepts_thresholds() -> None:
     codec = threshold(0.5, k=2)
     assert codec.claims == Claims(bounded=True)
     for accepted in (codec, top_k(k=1)):

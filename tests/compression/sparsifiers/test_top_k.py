@@ -48,7 +48,7 @@ def test_a_sample_finds_the_largest_or_half_as_many(seed: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e3, slow(1e-3)])
-def test_a_misleading_sample_is_not_believed(scale: float) -> None:
+def test_misleading_samples_are_rejected(scale: float) -> None:
     x = normal(1000, seed=1)
     x[::10] *= np.float32(scale)
     np.testing.assert_array_equal(sent(SAMPLED[150], x), exact(x, 150))

@@ -19,7 +19,7 @@ def rounded(magnitudes: np.ndarray, largest: float) -> np.ndarray:
 
 
 def oracle(given: np.ndarray, alpha: float, decay: float, k: int) -> tuple[np.ndarray, int]:
-    """What is sent in each step, by the formulas, and what had no room in the last."""
+    """What is sent in each step, by the formulas, and what exceeded the capacity in the last."""
     r = v = np.zeros(given.shape[1])
     sent = []
     for x in given:
@@ -60,7 +60,7 @@ def test_any_magnitude(scale: float) -> None:
     np.testing.assert_array_equal(sent[1], np.array(expected) * [1, -1, 1, 1])
 
 
-def test_what_is_too_small_waits() -> None:
+def test_small_coordinates_wait() -> None:
     # 1 / 100 is nearly seven binary orders below 1, 1 / 1000 nearly ten.
     x = jnp.array([1.0, 0.01, 0.001])
     codec = variance_based(alpha=0.5, ratio=1.0)

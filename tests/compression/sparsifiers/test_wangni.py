@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm import Coins
+from jaxcomm import Keys
 from jaxcomm.compression import _systematic
 from jaxcomm.compression.sparsifiers import _random_k, wangni
 from tests.cases._sampled import wangni_probabilities
@@ -34,7 +34,7 @@ def test_sums_of_probabilities_cannot_wrap() -> None:
     assert 2**31 + _random_k.MOST_COORDINATES < 2**32
 
 
-def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_frequencies_match_the_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     # In sixteenths, adding up to three: all sixteen offsets together are the expectation, exactly.
     codes = jnp.asarray([3, 16, 0, 5, 1, 7, 16, 0], jnp.uint32)
     monkeypatch.setattr(_systematic, "digits", lambda count: 4)
@@ -46,7 +46,7 @@ def test_drawn_as_often_as_the_probability_says(monkeypatch: pytest.MonkeyPatch)
     assert np.all(np.diff(np.asarray(drawn, np.int64), axis=1) > 0)
 
 
-def test_all_of_it_is_the_identity() -> None:
+def test_keeping_everything_is_the_identity() -> None:
     x = heavy(33)
     x[5] = 0
     for codec in (wangni(ratio=1.0), wangni(k=100)):
@@ -61,7 +61,7 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
 
     @jax.jit
     def total(x: jax.Array) -> jax.Array:
-        context = context_of(codec, x, Coins(key, key))
+        context = context_of(codec, x, Keys(key, key))
         payload, _ = codec.encode(context, x)
         return jnp.sum(codec.decode(context.received(), payload))
 
@@ -69,10 +69,10 @@ def test_far_more_coordinates_than_are_sent(k: int, size: int) -> None:
     assert float(total(jnp.ones(size))) == pytest.approx(size, rel=0.15)
 
 
-def test_every_coordinate_has_a_part_of_the_room() -> None:
+def test_every_coordinate_has_a_share_of_the_capacity() -> None:
     for k in (1, 2, 100, 2**20):
         for size in (2**24 - 2**10, 2**24 + 2**10, 2**26, 2**28):
-            room = k * 2 ** _systematic.digits(k)
-            assert size < room * (1 - _systematic.SLACK) and room <= 2**31
+            total = k * 2 ** _systematic.digits(k)
+            assert size < total * (1 - _systematic.SLACK) and total <= 2**31
             # The bound for equal coordinates is d / k - 1; rounding costs a third at the most.
             assert size / k - 1 <= wangni(k=k).claims.variance(size, 1) < 1.4 * size / k

@@ -87,8 +87,8 @@ def test_all_formats_have_the_same_values() -> None:
 
 
 def test_missing_seeds_ties_and_diverged_runs() -> None:
-    _, apart = TABLE.lines([*runs("ring", "mean", {0: 1.0}), *runs("ring", "top", {1: 6.0})])
-    assert apart.group.paired is None and math.isnan(apart["ratio"])
+    _, unpaired = TABLE.lines([*runs("ring", "mean", {0: 1.0}), *runs("ring", "top", {1: 6.0})])
+    assert unpaired.group.paired is None and math.isnan(unpaired["ratio"])
     losses = {0: 2.0, 1: 2.0, 2: NAN, 3: NAN, 4: 9.0}
     base = runs("ring", "mean", {0: 1.0, 1: 2.0, 2: 3.0, 3: NAN})
     _, top = TABLE.lines([*base, *runs("ring", "top", losses)])

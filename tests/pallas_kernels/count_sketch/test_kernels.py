@@ -95,7 +95,7 @@ def test_nan_and_infinity(platform: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
-def test_batches_with_seeds_of_their_own_and_a_mesh(platform: str) -> None:
+def test_batches_with_separate_seeds_on_a_mesh(platform: str) -> None:
     kernels, interpret = KERNELS[platform]
     x = jnp.stack([array(1101, jnp.float32), -array(1101, jnp.float32)])
     seeds = jnp.stack([SEEDS, SEEDS + 1])
@@ -116,7 +116,7 @@ def test_batches_with_seeds_of_their_own_and_a_mesh(platform: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", KERNELS)
-def test_they_lower_in_batches_with_seeds_in_common(platform: str) -> None:
+def test_batches_with_shared_seeds_lower(platform: str) -> None:
     """Of a number of columns that is no power of two."""
 
     def round_trip(x: jax.Array, seeds: jax.Array) -> jax.Array:

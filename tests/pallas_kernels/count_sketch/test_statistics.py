@@ -23,7 +23,7 @@ SEEDS = jax.random.bits(jax.random.key(0), (DRAWS, 2), jnp.uint32)
 # Coordinates that are set: structures on which poor hashes fail.
 _I = np.arange(SIZE)
 SUPPORTS = {
-    "one per tile, alike": _I % 1024 == 77,
+    "one per tile, at the same place": _I % 1024 == 77,
     "one sublane of each tile": _I // 128 % 8 == 3,
     "periodic in tiles": (_I // 1024 % 2 == 0) & (_I % 16 == 0),
     "consecutive": (_I >= 7000) & (_I < 9500),  # In two rounds of tiles.

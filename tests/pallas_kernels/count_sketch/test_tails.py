@@ -75,8 +75,8 @@ def deviation(energy: np.ndarray, slots: int) -> float:
 def tail(slots: int, probability: float) -> float:
     """How many deviations a sum of squares of loads exceeds its mean by, with this probability.
 
-    The loads are about normal, so the sum is a chi-squared variable of k = slots - 1 degrees, which
-    exceeds k by 2 sqrt(k t) + 2 t with probability exp(-t) at most (Laurent and Massart, 2000).
+    The loads are about normal, so the sum is a chi-squared variable of k = slots - 1 degrees. It
+    exceeds k by 2 sqrt(k t) + 2 t with probability at most exp(-t) (Laurent and Massart, 2000).
     """
     degrees, t = slots - 1, -np.log(probability)
     return float((2 * np.sqrt(degrees * t) + 2 * t) / np.sqrt(2 * degrees))

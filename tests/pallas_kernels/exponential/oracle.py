@@ -13,7 +13,7 @@ def flushed(x: np.ndarray) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def encode(x: np.ndarray, scale: float, seeds: tuple[int, int], headroom: int) -> np.ndarray:
-    """uint8 codes of float32[size], with mantissa and exponent taken apart by `frexp`."""
+    """uint8 codes of float32[size], with mantissa and exponent from `frexp`."""
     scale = np.float32(scale)
     lift = np.float32(2.0**-64 if scale >= 2.0**60 else 2.0**64 if scale < 2.0**-60 else 1)
     most = np.float32(2.0**-headroom)

@@ -45,7 +45,7 @@ def test_codes_are_those_of_the_formula(scale, headroom):
     assert headroom <= finite.min() and finite.max() <= 126
 
 
-def test_scales_that_are_no_normal_numbers_give_zeros():
+def test_subnormal_and_nonfinite_scales_give_zeros():
     x = jnp.array([1e-40, 1.0, -1.0, np.inf, np.nan], jnp.float32)
     for scale in (0.0, 2.0**-140, np.inf, np.nan):
         codes = encode(x, jnp.float32(scale), key(*SEEDS), headroom=2)
@@ -68,7 +68,7 @@ def test_every_sum_of_two_codes_is_that_of_the_formula():
     np.testing.assert_array_equal(sums, oracle.add(a, b, SEEDS))
 
 
-def test_probabilities_under_those_of_23_bits_are_none():
+def test_probabilities_below_23_bits_are_zero():
     """The largest word carries at every probability but 0, and the smallest at none but 1."""
     largest, smallest = (0, 3589926852), (0, 0)
     assert word(0, largest) == 2**32 - 1 and word(0, smallest) == 0
@@ -77,7 +77,7 @@ def test_probabilities_under_those_of_23_bits_are_none():
         b = a + np.uint8(gap)
         sums = add(jnp.asarray(a), jnp.asarray(b), key(*largest))
         assert sums.tolist() == oracle.add(a, b, largest).tolist() == [49 if moves else 50]
-        # The lower neighbour is at half the distance.
+        # The lower neighbor is at half the distance.
         differences = add(jnp.asarray(a), jnp.asarray(b + np.uint8(129)), key(*smallest))
         assert differences.tolist() == [51 if moves else 50]
 

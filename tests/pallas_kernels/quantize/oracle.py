@@ -45,10 +45,10 @@ def _to_float32_digits(x: np.ndarray) -> np.ndarray:
 
 
 def _digits(levels: int) -> int:
-    """f: the most binary digits after the point that leave room for `levels`."""
-    room = 2**22 if levels < 128 else 2**31
+    """f: the most binary digits after the point with which `levels` fit."""
+    limit = 2**22 if levels < 128 else 2**31
     digits = 0
-    while (levels + 1) * 2 ** (digits + 1) <= room:
+    while (levels + 1) * 2 ** (digits + 1) <= limit:
         digits += 1
     return digits
 
@@ -89,7 +89,7 @@ def fields_of(codes: np.ndarray, case: Case) -> np.ndarray:
 
 
 def numbers(shape: tuple[int, ...], scale: float) -> np.ndarray:
-    """float32 of many magnitudes up to `scale`, and what is special as far as there is room."""
+    """float32 of many magnitudes up to `scale`, and special values while they fit."""
     generator = np.random.default_rng(len(shape))
     size = int(np.prod(shape))
     x = generator.uniform(-1, 1, size) * np.exp2(-generator.integers(0, 40, size) // 2.0) * scale

@@ -60,7 +60,7 @@ def test_bfloat16_is_as_if_it_were_widened() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, slow(2.0**-110), slow(3e38)])
-def test_residual_is_what_the_codes_leave_out(scale: float) -> None:
+def test_the_residual_is_the_quantization_error(scale: float) -> None:
     x = oracle.numbers((200,), scale)
     _, rest = quantized(x, scale, Case(127, 8), residual=True)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -110,7 +110,7 @@ def test_the_largest_scale_decodes_to_finite_numbers() -> None:
 
 @pytest.mark.parametrize("case", [slow(Case(127, 8)), Case(7, 4), slow(Case(1, 2))], ids=str)
 @pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
-def test_the_sum_with_a_residual_is_quantized_and_the_rest_is_kept(case: Case, dtype: Any) -> None:
+def test_sums_with_a_residual_are_quantized_and_the_error_is_kept(case: Case, dtype: Any) -> None:
     x = np.random.default_rng(0).normal(size=203).astype(np.float32)
     kept = jnp.asarray(x[::-1] / 8, dtype)
     y = x + np.asarray(kept, np.float32)

@@ -30,7 +30,7 @@ def compiled(policy: Policy, straggler: Straggler, **options: Any) -> EventLoop:
     return loop._replace(run=jax.jit(loop.run, static_argnums=1))
 
 
-def test_a_sum_of_seconds_has_48_bits() -> None:
+def test_seconds_are_summed_in_48_bits() -> None:
     steps = np.random.default_rng(0).exponential(size=20_000).astype(np.float32)
     start = Seconds(jnp.float32(3e6), jnp.float32(0))
 
@@ -44,7 +44,7 @@ def test_a_sum_of_seconds_has_48_bits() -> None:
     assert abs(float(found.high) - expected) > 1e-3, "float32 alone would do"
 
 
-def test_the_order_is_that_of_both_words_and_then_of_the_index() -> None:
+def test_events_are_ordered_by_both_words_then_by_index() -> None:
     high = jnp.float32([2, 1, 1, 1, 0])
     time = Seconds(high, jnp.float32([0, 3e-8, -2e-8, -2e-8, 0]))
     among = jnp.array([True, True, True, True, False])
@@ -54,7 +54,7 @@ def test_the_order_is_that_of_both_words_and_then_of_the_index() -> None:
 
 
 @pytest.mark.parametrize("backups", [2, slow(0)])
-def test_the_clock_is_that_of_windows(backups: int) -> None:
+def test_the_clock_equals_that_of_windows(backups: int) -> None:
     straggler, workers, steps = shifted_exponential(2.0, shift=0.5), 6, 400
     policy = events.backup_workers(optax.sgd(0.1), backups, in_flight="abort")
     loop = compiled(policy, straggler, workers=workers, communication_seconds=0.25, seed=3)
@@ -77,7 +77,7 @@ def test_the_clock_is_that_of_windows(backups: int) -> None:
     assert abs(float(ends[-1]) / steps / expected.seconds_per_update - 1) < 0.06
 
 
-def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
+def test_runs_are_reproducible_and_resumable() -> None:
     policy = events.parameter_server(optax.sgd(0.1, momentum=0.9))
     loop = compiled(policy, shifted_exponential(1.0), workers=5)
     start = loop.start(jnp.ones(3))
@@ -92,7 +92,7 @@ def test_a_run_in_parts_and_the_same_seed_give_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=repr)
-def test_progress_may_be_donated_and_the_parameters_stay(row: Row) -> None:
+def test_donating_progress_keeps_the_parameters(row: Row) -> None:
     params = jnp.zeros(3)
     loop = events.event_loop(row.policy(4), row.plain, row.straggler, workers=4)
     run = jax.jit(loop.run, static_argnums=1, donate_argnums=0)
@@ -101,14 +101,14 @@ def test_progress_may_be_donated_and_the_parameters_stay(row: Row) -> None:
     np.testing.assert_array_equal(params, 0)
 
 
-def test_equal_times_go_by_the_index() -> None:
+def test_ties_are_broken_by_index() -> None:
     loop = compiled(events.parameter_server(optax.sgd(0.1)), deterministic([0.1] * 3), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 9)
     assert records.worker.tolist() == [0, 1, 2] * 3
     assert records.staleness.tolist() == [0, 1, 2] + [2] * 6
 
 
-def test_a_gradient_that_is_not_finite_is_seen() -> None:
+def test_nonfinite_gradients_are_reported() -> None:
     def broken(point: jax.Array, event: Event) -> tuple[jax.Array, jax.Array]:
         return jnp.float32(0), jnp.where((event.worker == 1) & (event.number == 2), jnp.nan, point)
 
@@ -149,7 +149,7 @@ def test_an_event_copies_no_array_of_all_workers(row: Row) -> None:
     assert temporaries(row, 512, 2048) - temporaries(row, 8, 2048) < 2**17
 
 
-def test_workers_that_all_wait_are_seen() -> None:
+def test_a_deadlock_is_reported() -> None:
     server = events.parameter_server(optax.sgd(0.1))
     stuck = server._replace(begins=lambda state, idle: idle & (state.params[0] == 1))
     loop = compiled(stuck, shifted_exponential(1.0), workers=3)

@@ -36,7 +36,7 @@ def test_no_staleness_is_synchronous_with_momentum_too() -> None:
 
 
 @pytest.mark.parametrize("bits", [3, *map(slow, (1, 8, 16))])
-def test_points_of_the_grid_are_the_nearest(bits: int) -> None:
+def test_grid_points_are_nearest(bits: int) -> None:
     codec = _nearest_on_grid(bits)
 
     @jax.jit

@@ -36,7 +36,7 @@ def test_a_policy_equals_its_oracle(row: Row) -> None:
         slow(events.eamsgd(1.0, 0.0, elasticity=0.25)),
     ],
 )
-def test_an_elastic_step_is_at_the_end_of_a_gradient(policy: Any) -> None:
+def test_elastic_steps_follow_gradients(policy: Any) -> None:
     """Algorithm 1 of the paper begins with it, so that its center has .25 after one gradient."""
     loop = events.event_loop(
         policy, lambda x, event: (x, jnp.full((), -1.0)), deterministic([1.0]), workers=1

@@ -40,7 +40,7 @@ def of_info(state: Any) -> float:
 
 
 @pytest.mark.parametrize("case", [c for c in CROWDED if not c.keeps], ids=repr)
-def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) -> None:
+def test_without_feedback_overflow_is_nan_on_all_workers(case: Crowded) -> None:
     tx, too_much = case.make("nan"), filled(case.filled)
     run, before = aggregator(tx, WORKERS, "vmap"), initial(tx, too_much, "vmap")
     results, after = run(too_much, before, ONES)
@@ -67,13 +67,13 @@ def test_without_feedback_it_is_nan_on_all_and_changes_no_memory(case: Crowded) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in CROWDED if not c.keeps], ids=repr)
-def test_where_it_is_dropped_the_metric_tells(case: Crowded) -> None:
+def test_dropped_overflow_is_reported(case: Crowded) -> None:
     tx, too_much = case.make("drop"), filled(case.filled)
     run, state = aggregator(tx, WORKERS, "vmap"), initial(tx, too_much, "vmap")
     results, state = run(too_much, state, ONES)
     assert np.isfinite(np.asarray(results["crowded"])).all()
-    told = of_info(state)
-    assert told > 0 if case.lost is None else told == pytest.approx(case.lost)
+    overflow = of_info(state)
+    assert overflow > 0 if case.lost is None else overflow == pytest.approx(case.lost)
     assert of_info(run(filled(FITTING), state, ONES)[1]) == 0
 
 
@@ -96,7 +96,7 @@ def test_feedback_loses_nothing(case: Crowded) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CROWDED if c.keeps], ids=repr)
-def test_feedback_stays_bounded_however_much_has_no_room(case: Crowded) -> None:
+def test_feedback_stays_bounded_under_any_overflow(case: Crowded) -> None:
     tx = case.make("nan")
     run = aggregator(tx, WORKERS, "vmap")
     for rows in (2 * FITTING, 4 * FITTING):
@@ -147,7 +147,7 @@ CODECS = {
         if (name, wrap) != ("nonzeros", "error_feedback_blockwise")
     ],
 )
-def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str) -> None:
+def test_blockwise_codecs_report_overflow(name: str, wrap: str) -> None:
     """Two blocks of 64, of which the first has twice as many as fit."""
     tx = all_gather_mean(CODECS[wrap](NOTHING_KEPT[name]()), diagnostics=True)
     x = jnp.zeros((WORKERS, 128)).at[:, :32].set(1.0).at[:, 64:80].set(1.0)
@@ -160,7 +160,7 @@ def test_what_keeps_nothing_may_be_cut_into_blocks_and_told(name: str, wrap: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["threshold", *map(slow, ("nonzero", "nonzeros"))])
-def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
+def test_memoryless_codecs_can_be_inner_stages(name: str) -> None:
     tx = jaxcomm.hierarchical(
         all_gather_mean(NOTHING_KEPT[name](), diagnostics=True), jaxcomm.mean("dcn")
     )
@@ -183,7 +183,7 @@ def test_what_keeps_nothing_may_be_an_inner_stage(name: str) -> None:
 
 
 ELEMENTS = {"density": 0.25, "granularity": "element"}
-WITH_ROOM = {
+WITH_CAPACITY = {
     "nonzero": lambda: sparsifiers.nonzero(**ELEMENTS),
     "nonzero_union": lambda: sparsifiers.nonzero_union(**ELEMENTS),
     "threshold": lambda: sparsifiers.threshold(1e-3, k=16),
@@ -211,12 +211,12 @@ AGGREGATORS = {
     [
         (way, name) if name == "nonzero_union" and way != "gathered_agreed" else slow(way, name)
         for way in AGGREGATORS
-        for name in WITH_ROOM
+        for name in WITH_CAPACITY
     ],
 )
-def test_the_metric_tells_why_it_is_nan(way: str, name: str) -> None:
+def test_the_metric_reports_why_the_update_is_nan(way: str, name: str) -> None:
     size = 64 * WORKERS if way == "two_stage" else 64
-    tx = AGGREGATORS[way](WITH_ROOM[name]())
+    tx = AGGREGATORS[way](WITH_CAPACITY[name]())
     full = jnp.ones((WORKERS, size))
     few = jnp.zeros((WORKERS, size)).at[:, ::16].set(1.0)  # Which nearly all draws solve for.
     run, state = aggregator(tx, WORKERS, "checked"), initial(tx, full, "checked")

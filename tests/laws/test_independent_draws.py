@@ -54,20 +54,20 @@ def test_the_same_method_at_both_stages_is_unbiased(case: Case) -> None:
 
 
 def check_branches(case: Case, seed: int = 0) -> None:
-    alike = {"a": halfway(case), "b": halfway(case)}
+    equal = {"a": halfway(case), "b": halfway(case)}
     labels = {"a": "first", "b": "second"}
     tx = optax.partition({"first": case.make(), "second": case.make(seed=seed)}, labels)
-    result = aggregate(tx, alike)
+    result = aggregate(tx, equal)
     assert np.any(result["a"] != result["b"])
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=repr)
-def test_branches_draw_apart(case: Case) -> None:
+def test_branches_draw_independently(case: Case) -> None:
     check_branches(case)
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=repr)
-def test_an_optimizer_built_anew_draws_as_before(case: Case) -> None:
+def test_a_rebuilt_optimizer_draws_the_same(case: Case) -> None:
     given = halfway(case)
     case.make.__wrapped__(seed=3)  # Another one made in between changes nothing.
     again = aggregate(case.make.__wrapped__(), given)
@@ -91,7 +91,7 @@ def test_the_kind_of_tree_does_not_matter_and_its_paths_do() -> None:
     assert np.any(as_dict != elsewhere)
 
 
-def test_draws_are_those_of_every_process() -> None:
+def test_draws_are_equal_in_every_process() -> None:
     """Frozen: Python's hash differs from one process to the next."""
     key = _noise.placed_key(jax.random.key(0), "data", {"a": 0, "b": [1, 2]})
     assert jax.random.key_data(key).tolist() == [1258740059, 3063671342]

@@ -1,4 +1,4 @@
-"""Two of a kind in one program: codes are drawn apart, and who meets whom alike."""
+"""Two equal methods in one program draw codes independently, and meet the same neighbors."""
 
 from typing import Any
 
@@ -53,18 +53,18 @@ def in_branches(make: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["choco_random_k", *map(slow, [*CODED][1:])])
-def test_codes_are_drawn_apart(name: str) -> None:
+def test_codes_are_drawn_independently(name: str) -> None:
     make = CODED[name]
     both = in_branches(make)
     assert np.any(both["a"] != both["b"])
     data, other = (changes(make(axis), start(8), axis) for axis in ("data", "other"))
     assert np.any(data != other)
-    np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built anew.
+    np.testing.assert_array_equal(changes(make("data"), start(8)), data)  # Built again.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
-def test_who_meets_is_drawn_alike(name: str) -> None:
+def test_neighbors_are_drawn_equally(name: str) -> None:
     """So that parts of parameters are mixed as the whole is, and clocks need no leaves."""
     make = DRAWN[name]
     both, whole = in_branches(make), changes(make("data"), {"a": start(8), "b": start(8)})

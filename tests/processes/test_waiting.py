@@ -31,15 +31,15 @@ if number == 1:  # It goes on only once the other has done all its steps.
     while not (folder / "first is done").exists():
         time.sleep(0.01)
 for _ in range(10):
-    params, state, told = step(params, state, batch)
-jax.block_until_ready((params, told))
+    params, state, metrics = step(params, state, batch)
+jax.block_until_ready((params, metrics))
 (folder / ("first is done" if number == 0 else "second is done")).touch()
-print([float(shard.data[0]) for shard in told["loss"].addressable_shards])
+print([float(shard.data[0]) for shard in metrics["loss"].addressable_shards])
 """
 
 
 @pytest.mark.slow
-def test_a_process_steps_on_while_another_waits(tmp_path: Path) -> None:
+def test_a_process_continues_while_another_waits(tmp_path: Path) -> None:
     address = free_address()
     both = [start("-c", PROGRAM, address, number, tmp_path) for number in range(2)]
     ended = [finish(process) for process in both]
