@@ -1,4 +1,4 @@
-"""Methods for leaves with sparse gradients, with room for the rows that are measured in batches."""
+"""Methods for leaves with sparse gradients, with the capacity for the rows that batches need."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ MAX_DENSITY = 0.5  # Above it, sending only the rows of the union saves less tha
 
 
 class Capacity(NamedTuple):
-    """The room for a leaf, as fractions of its rows. A server has every n-th row of n workers."""
+    """The capacity for a leaf, as fractions of its rows. A server has every n-th row of n workers."""
 
     worker: float  # for the nonzero rows of one worker
     union: float  # for the rows that are nonzero on any worker

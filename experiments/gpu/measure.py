@@ -35,7 +35,7 @@ from pallas_kernels.benchmark.parts import Result, Task, child, reason_of
 from pallas_kernels.benchmark.record import Record
 from pallas_kernels.benchmark.timing import Candidate, time_in_turn
 
-AXIS, WORKERS = "data", 8  # `global_qsgd` sends integers with room for a sum over 8 workers.
+AXIS, WORKERS = "data", 8  # `global_qsgd` sends integers whose sum fits for 8 workers.
 CALIBRATION = "calibration.json"
 LIMIT = 300  # Seconds of one measurement.
 
@@ -183,9 +183,9 @@ def _compiled(method: str, rows: int, model: Transformer) -> tuple[Candidate, Co
 _mean = functools.lru_cache(maxsize=1)(functools.partial(_compiled, "mean"))
 
 
-def most_rows(kept: int, per_row: float, room: float) -> int:
+def most_rows(kept: int, per_row: float, memory: float) -> int:
     """The most rows that fit, if temporaries grow with the rows."""
-    return next((rows for rows in BATCHES if 2 * kept + rows * per_row <= room), 1)
+    return next((rows for rows in BATCHES if 2 * kept + rows * per_row <= memory), 1)
 
 
 def _batch(session: Session) -> Result:
@@ -198,8 +198,8 @@ def _batch(session: Session) -> Result:
     except Exception as error:  # Not every device and version has it.
         reason, model = reason_of(error), Transformer("xla")
         memory = _compiled("mean", TRIED, model)[1].memory_analysis()
-    room = FILLED * (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 16e9)
-    rows = most_rows(memory.argument_size_in_bytes, memory.temp_size_in_bytes / TRIED, room)
+    limit = FILLED * (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 16e9)
+    rows = most_rows(memory.argument_size_in_bytes, memory.temp_size_in_bytes / TRIED, limit)
     while rows > 1:
         try:
             candidate, _ = _mean(rows, model)

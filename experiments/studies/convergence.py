@@ -239,7 +239,7 @@ def compare(group: Group, quantity: str) -> tuple[Estimate, float, str]:
     if quantity == "constant":
         predicted = group.runs[0]["predicted_constant"]
     low, high = found.low - predicted, found.high - predicted
-    verdict = "not told apart"
+    verdict = "inconclusive"
     if math.isnan(found.mean):
         predicted, verdict = math.nan, "-"
     elif math.isinf(found.mean):
@@ -253,10 +253,7 @@ def compare(group: Group, quantity: str) -> tuple[Estimate, float, str]:
 
 # What is claimed.
 
-OUTCOMES = {
-    "agreed": "holds", "refuted": "does not hold", "diverged": "does not hold",
-    "not told apart": "not told apart",
-}  # fmt: skip
+OUTCOMES = {"agreed": "holds", "refuted": "does not hold", "diverged": "does not hold"}
 WORSE = 10.0
 """How many times farther a method that must fail ends than its control."""
 
@@ -268,12 +265,14 @@ def is_predicted(quantity: str, problem: str) -> Judge:
         found = []
         for line in results.lines:
             exponent, predicted, verdict = compare(line.group, quantity)
-            if line.group.keys["problem"] == problem and verdict in OUTCOMES:
+            if line.group.keys["problem"] == problem and verdict != "-":
                 numbers = (
                     f"exponent {exponent.mean:.2f} (95 % interval {exponent.low:.2f} to "
                     f"{exponent.high:.2f}), bound {predicted:g}"
                 )
-                found.append(Finding(line.group.keys["cell"], OUTCOMES[verdict], numbers))
+                found.append(
+                    Finding(line.group.keys["cell"], OUTCOMES.get(verdict, verdict), numbers)
+                )
         return found
 
     return findings
@@ -362,7 +361,7 @@ TABLE = Table(
 )
 
 MARKERS = dict(zip(PROBLEMS, "osD", strict=True))
-VERDICTS = {"agreed": "tab:green", "not told apart": "tab:gray", "refuted": "tab:red"}
+VERDICTS = {"agreed": "tab:green", "inconclusive": "tab:gray", "refuted": "tab:red"}
 PANELS = {
     "steps": "Does the error fall with the steps T?\n(1/T, or 1/√T at a constant rate)",
     "workers": "... with the workers n?\n(1/n, or 1/√n at a constant rate)",

@@ -58,8 +58,6 @@ from experiments.trainer import (
     over_programs,
 )
 
-CALIBRATION_BATCHES = 20  # They measure the densities.
-
 
 @dataclasses.dataclass(frozen=True)
 class Sparse(Options):
@@ -92,6 +90,8 @@ class Sparse(Options):
     """training steps per run"""
     batch: int = 256
     """examples per step, over all workers"""
+    calibration_batches: int = 20
+    """batches that measure the densities"""
     devices: int | None = None
     """number of workers (default: the number in XLA_FLAGS, or 8)"""
 
@@ -133,7 +133,7 @@ def prepare(config: Sparse) -> Comparison:
     if config.batch % mesh.size:
         raise ExperimentError(f"--batch {config.batch} is not divisible by {mesh.size} workers.")
     params, batches = task.first_weights(config.seeds), task.batches(config.seeds, config.batch)
-    calibration = [*itertools.islice(batches, CALIBRATION_BATCHES)]
+    calibration = [*itertools.islice(batches, config.calibration_batches)]
     leaves = measure_densities(task, mesh.size, params, calibration)
     capacities = {leaf.leaf: leaf.capacity for leaf in leaves if leaf.is_sparse}
     if not capacities:
@@ -282,7 +282,7 @@ def prose(results: Results) -> list[str]:
         TUNING,
         CLAIMS,
         "Nonzero rows of each gradient, the maximum over "
-        f"{CALIBRATION_BATCHES} batches of seed {config.seeds}: `worker` of one worker, "
+        f"{config.calibration_batches} batches of seed {config.seeds}: `worker` of one worker, "
         "`union` of any worker, and `shard` of the same in the rows of one server, which has one "
         f"of every {workers} rows; the fullest server is listed. A leaf with rows is sparse if at "
         f"most {100 * MAX_DENSITY:.0f} % of them are in the union of the workers: "

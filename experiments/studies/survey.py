@@ -337,7 +337,7 @@ def describe(lines: Sequence[Line]) -> str:
     saving = [line for line in judged if line["saves"] and not line["loses"]]
     if saving := sorted(saving, key=lambda line: line["bytes_ratio"]):
         named = _named(saving, "`{0[method]}` ({0[bytes_ratio]:.3f}; {1})")
-        said.append(f"Not told apart from `mean` in loss, for these parts of its bytes: {named}.")
+        said.append(f"Inconclusive against `mean` in loss, for these parts of its bytes: {named}.")
     if reaching := [line for line in judged if not is_missing(line["target_bytes_ratio"])]:
         fewest = sorted(reaching, key=lambda line: line["target_bytes_ratio"])[:3]
         form = "`{0[method]}` ({0[target_bytes_ratio]:.3f}, {0[steps_to_target]:.0f} steps)"

@@ -15,7 +15,7 @@ from experiments.study.record import OF_THE_MACHINE, Row
 from experiments.study.statistics import Difference, holm
 from experiments.study.table import Line
 
-Outcome = Literal["holds", "does not hold", "not told apart", "not tested"]
+Outcome = Literal["holds", "does not hold", "inconclusive", "not tested"]
 SIGNIFICANCE = 0.05
 
 
@@ -145,7 +145,7 @@ def _judge_pairs(
             if each is None:
                 found.append(Finding(where, "not tested", "there is no reference"))
                 continue
-            outcome: Outcome = "not told apart" if each.pairs > 1 else "not tested"
+            outcome: Outcome = "inconclusive" if each.pairs > 1 else "not tested"
             p_value = min(p_holds, p_fails)
             if p_value < SIGNIFICANCE:
                 outcome = "holds" if p_holds == p_value else "does not hold"
@@ -168,7 +168,7 @@ def is_better(measure: str, **options: Any) -> Judge:
     """The claim that methods are better than the reference of the table, with paired seeds.
 
     It holds if a one-sided test shows that the method is better. It does not hold if a one-sided
-    test shows that it is worse. Otherwise the two are not told apart.
+    test shows that it is worse. Otherwise the comparison is inconclusive.
 
     Args:
       measure: The column of the runs; lower values are better.

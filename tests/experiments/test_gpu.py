@@ -72,7 +72,7 @@ def test_the_models_have_the_published_sizes() -> None:
     assert sum(x.size for x in leaves) == 124_475_904 and {x.dtype.name for x in leaves} == {
         "float32"
     }
-    rows = [measure.most_rows(kept=2 * 10**9, per_row=each, room=70e9) for each in (1e9, 1e12)]
+    rows = [measure.most_rows(kept=2 * 10**9, per_row=each, memory=70e9) for each in (1e9, 1e12)]
     assert rows == [64, 1]
 
 

@@ -28,7 +28,7 @@ TABLE = Table(
     ),
     reference={"method": "mean"},
 )
-HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "not told apart", "not tested"
+HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "inconclusive", "not tested"
 
 
 def results(**losses: list[float]) -> Results:

@@ -77,7 +77,7 @@ def test_lines_are_means_with_bands(tmp_path: Path, drawn: list[Any], band: Any)
 
 
 def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]) -> None:
-    options: Any = {"down": ("split",), "at": None, "center": "median", "only": ("top",)}
+    options: Any = {"down": ("split",), "at": None, "center": "median", "only": {"top": "the top"}}
     Lines(**COMMON, **options, x=(SECONDS,)).draw(tmp_path, RESULTS)
     (line,) = drawn[0].axes[1].lines
     x, y = line.get_data()  # From the last to begin to the first to end.
