@@ -12,6 +12,7 @@ import pytest
 import jaxcomm
 from jaxcomm import Codec, Keys
 from jaxcomm.compression import (
+    _bits,
     blockwise,
     feedback,
     quantizers,
@@ -129,3 +130,9 @@ def test_means_count_beyond_an_int32() -> None:
 def test_every_codec_is_tried() -> None:
     assert len(MAKERS) > 25
     assert {*OPTIONS} <= {*MAKERS}
+
+
+def test_the_largest_size_is_countable() -> None:
+    assert _bits.require_countable(_bits.MOST) == 2**31 - 1
+    with pytest.raises(ValueError, match="split the leaf"):
+        _bits.require_countable(_bits.MOST + 1)

@@ -27,7 +27,7 @@ from jaxcomm.synchronization import (
     window_batches,
     windows,
 )
-from jaxcomm.synchronization._deal import Deal
+from jaxcomm.synchronization._deal import Deal, _order
 from tests.slow import slow
 
 BATCH, WINDOW, EXAMPLES = 3, 4, 40
@@ -120,6 +120,12 @@ def test_nothing_is_lost_on_a_simulated_clock(counts: tuple[int, ...], in_flight
     assert (late > 0) == (in_flight == "finish_late")
     assert sum(ledger.taken.values()) == BATCH * int(clock.minibatches)
     ledger.redealt(redeal(deal, 1))
+
+
+def test_a_worker_with_fewer_examples_ends_with_a_marker() -> None:
+    deal = new_deal(KEY, 7, 2)
+    orders = [np.asarray(_order(deal, jnp.int32(n), jnp.int32(0))) for n in range(2)]
+    assert {*orders[0]} | {*orders[1]} == {*range(7), -1} and orders[1][-1] == -1
 
 
 @pytest.mark.slow

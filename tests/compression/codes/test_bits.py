@@ -168,3 +168,13 @@ def test_the_largest_integers(code: Any) -> None:
     np.testing.assert_array_equal(decoded, given)
     with pytest.raises(ValueError, match="at most 2147483647 levels, but the codec has 2147483649"):
         both(code(plain(-(2**30), 2**30), **LARGE_CAPACITY))(given)
+
+
+def test_rans_with_states_that_are_powers_of_two() -> None:
+    """Half of the 4,096 integers are the first level, and the first row ends with many of them."""
+    others = np.random.default_rng(0).integers(-6, 8, 2048)
+    row = np.random.default_rng(1).permutation(np.r_[np.full(1948, -7), others])
+    given = np.insert(row, 1948, np.full(100, -7))[None].astype(np.float32)
+    payload, decoded, _ = both(rans(plain(-7, 7), **LARGE_CAPACITY))(given)
+    assert _bits.unpack_numbers(payload.table[0], 16, 15)[0] == 2**13
+    np.testing.assert_array_equal(decoded, given)

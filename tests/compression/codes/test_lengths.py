@@ -84,3 +84,11 @@ def test_at_most_4096_steps_whatever_the_size(code: Any) -> None:
         encode, decode = traced(code(dither(levels=7)), size)
         assert 100 < steps_of(encode.jaxpr) <= 4096 and 100 < steps_of(decode.jaxpr) <= 4096
         assert decode.out_avals[0].shape == (size,)
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_golomb_rice_has_the_best_parameter(k: int) -> None:
+    """Where it changes, geometric gaps take equal bits with the next smaller parameter."""
+    share = 1 / (1 + LEAST_MEANS[k - 1])  # P(gap = 0); a gap takes (gap >> k) + 1 + k bits.
+    lengths = [each + 1 / (1 - (1 - share) ** 2**each) for each in (k - 1, k, k + 1)]
+    assert lengths[0] == pytest.approx(lengths[1]) and lengths[1] < lengths[2]

@@ -112,8 +112,7 @@ def test_fitting_payloads_are_exact_in_both_forms(code: Any) -> None:
     np.testing.assert_array_equal(dropping(x, step_keys(1))[0], strict(x, step_keys(1))[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [elias, golomb_rice, rans], ids=lambda code: code.__name__)
+@pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
 def test_levels_that_do_not_fit(code: Any) -> None:
     x = given("extreme")[0] * jnp.linspace(0.9, 1, SIZE, dtype=jnp.float32)
     inner, capacity, width = dither(levels=7), 1.0, 4

@@ -31,3 +31,9 @@ def test_two_levels_take_one_bit_and_workers_sum() -> None:
         np.testing.assert_array_equal(mean, codec.decode(context.received(), payload))
     with pytest.raises(ValueError, match="At most 524288 `levels` fit in 32 bits"):
         payload_of(min_max_dither(levels=2**20), (3,), workers=2**13)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 8])
+def test_the_alphabet_is_no_larger_than_the_levels(levels: int) -> None:
+    alphabet = min_max_dither(levels=levels).fast.integers.alphabet(Context.of(jnp.zeros(3)))
+    assert (alphabet.number, alphabet.high - alphabet.low) == (3, levels - 1)

@@ -101,7 +101,6 @@ def test_samples_under_vmap() -> None:
     np.testing.assert_array_equal(found, [in_order(row, 1000) for row in x])
 
 
-@pytest.mark.slow
 def test_a_sample_on_a_mesh_in_a_loop() -> None:
     x = np.stack([OFTEN_MISSED[name] for name in ("constant", "normal")])
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])

@@ -7,8 +7,8 @@ import numpy as np
 import scipy.stats
 
 from jaxcomm.compression import scaled
-from jaxcomm.compression.sparsifiers import random_k
-from jaxcomm.compression.sparsifiers._random_k import draw_coordinates
+from jaxcomm.compression.sparsifiers import _random_k, random_k
+from jaxcomm.compression.sparsifiers._random_k import ROW, draw_coordinates
 from tests.codecs import sent
 
 X = np.random.default_rng(0).normal(size=(4, 25)).astype(np.float32)
@@ -33,3 +33,8 @@ def test_keeping_everything_is_the_identity() -> None:
     for codec in (random_k(ratio=1.0), random_k(k=200)):
         np.testing.assert_array_equal(sent(codec, X), X)
         assert codec.claims.variance(100, 1) == 0
+
+
+def test_sums_of_any_size() -> None:
+    for size in (ROW, ROW + 1, 3 * ROW - 1):
+        assert _random_k._sum(np.ones(size, np.float32)) == size

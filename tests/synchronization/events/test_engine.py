@@ -155,3 +155,8 @@ def test_a_deadlock_is_reported() -> None:
     loop = compiled(stuck, shifted_exponential(1.0), workers=3)
     _, records = loop.run(loop.start(jnp.ones(2)), 10)
     assert np.isfinite(records.seconds[:3]).all() and np.isnan(records.seconds[3:]).all()
+
+
+def test_an_event_sends_what_is_given() -> None:
+    assert events.sent() == (0, 0, 0, 0)
+    assert events.sent(upload_bytes=5) == (0, 5, 0, 0)
