@@ -106,7 +106,7 @@ def test_every_aggregator_behind_a_clip(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [*LOCAL, *RECIPES], ids=repr)
-def test_workers_with_local_steps_clip_their_own(case: LocalCase) -> None:
+def test_local_steps_clip_each_workers_gradients(case: LocalCase) -> None:
     inner = optax.chain(CLIP, SGD)
     for options in ({}, {"aggregator": MEAN})[: 1 + case.aggregates]:
         tx = case.make(inner, 2, **options)

@@ -189,7 +189,7 @@ def test_boxed_arrays_need_their_axis() -> None:
     stepped(loss, tx, nn.unbox(boxed), X)
 
 
-def test_a_loss_keeps_the_first_value_of_what_it_closes_over() -> None:
+def test_a_loss_keeps_the_first_value_of_closed_over_variables() -> None:
     other, tx = {"w": jnp.ones(4)}, optax.chain(jaxcomm.mean(), optax.sgd(1.0))
     closed = lambda params, x: jnp.sum(params["w"] * other["w"]) + 0 * jnp.sum(x)  # noqa: E731
     passed = lambda params, x, *, shared: jnp.sum(params["w"] * shared["w"])  # noqa: E731

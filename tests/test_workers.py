@@ -69,7 +69,7 @@ def test_float64_parameters_are_compared_in_float64() -> None:
         np.testing.assert_allclose(jaxcomm.consensus_distance(params), 2e-18, rtol=1e-6)
 
 
-def test_axes_have_to_be_those_of_the_step() -> None:
+def test_axes_must_match_the_step() -> None:
     sizes = {"data": 2, "model": 2}
     params = jaxcomm.replicate(jnp.ones(3), sizes, axis_name=("data", "model"))
     assert params.per_worker["data,model"].shape == (4, 3)

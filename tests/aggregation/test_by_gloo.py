@@ -55,7 +55,7 @@ def _primitives(account: Account) -> list[str]:
         pytest.param(jaxcomm.mean, "bfloat16", id="mean of bfloat16"),
     ],
 )
-def test_rounds_move_what_all_to_all_does(
+def test_rounds_equal_all_to_all(
     make: Make, dtype: str, workers: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (expected, before), (found, after) = _both(make, workers, monkeypatch, dtype)

@@ -91,7 +91,7 @@ def tainted_sums(tx: Any) -> list[tuple[int, bool]]:
     return found
 
 
-def test_what_is_sent_does_not_depend_on_the_gradients_of_the_step() -> None:
+def test_payloads_do_not_depend_on_the_current_gradients() -> None:
     """Only the flag does, so that the rest may be sent beside the whole backward pass."""
     assert tainted_sums(jaxcomm.mean()) == [(64, True)]
     assert sorted(tainted_sums(LATE)) == [(1, True), (64, False)]

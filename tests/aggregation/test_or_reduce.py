@@ -106,6 +106,6 @@ def test_bytes(workers: int, shape: tuple[int, ...], dtype: str, sent: int) -> N
 
 @pytest.mark.parametrize("build", [on_mesh, under_vmap])
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
-def test_what_is_not_packed_is_an_error(dtype: str, build: Any) -> None:
+def test_unpacked_bits_are_refused(dtype: str, build: Any) -> None:
     message = rf"unsigned integers, as of .*packbits`, got {dtype}"
     refuse(message, lambda: build(2)(jnp.ones((2, 3), dtype)))

@@ -111,7 +111,7 @@ def test_unsupported_transformations_are_refused(name: str) -> None:
     assert "\n" not in str(caught.value).split("\n---")[0]
 
 
-def test_lookahead_contains_the_aggregator_and_takes_gradients_of_the_fast() -> None:
+def test_lookahead_wraps_the_aggregator() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.mean((x @ w) ** 2)
 

@@ -55,7 +55,7 @@ def test_the_degree_of_a_star_is_that_of_its_center() -> None:
     assert mixing.constant and mixing.symmetric
 
 
-def test_the_degree_of_push_sum_is_of_senders_and_it_has_no_one_rate() -> None:
+def test_the_degree_of_push_sum_counts_senders() -> None:
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (1, 0), (2, 0), (3, 0)])  # Three send to 0.
     mixing = gossip.to_mixing(graph, "push")
     assert mixing.degree == 2

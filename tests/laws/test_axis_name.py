@@ -49,7 +49,7 @@ def sharded(step: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", [*CASES, *GOSSIP, *LOCAL], ids=repr)
-def test_an_axis_of_another_name_is_named(case: Case | GossipCase | LocalCase) -> None:
+def test_a_wrong_axis_name_is_reported(case: Case | GossipCase | LocalCase) -> None:
     """Users had the advice to use what they used: `jaxcomm.init` and `jaxcomm.make_step`."""
     if isinstance(case, Case):
         tx = case.make()
@@ -75,7 +75,7 @@ def test_an_axis_of_another_name_is_named(case: Case | GossipCase | LocalCase) -
         jaxcomm.skip_nonfinite(jaxcomm.mean("batch")),
     ],
 )
-def test_steps_name_it_too(tx: Any) -> None:
+def test_steps_report_a_wrong_axis_name_too(tx: Any) -> None:
     w, x = jnp.ones((SIZE, 4)), jnp.ones((WORKERS, SIZE, 4))
     simulated, mesh = jaxcomm.simulate(loss, tx, WORKERS, axis_name="batch"), mesh_of_batch()
     for workers, step in (

@@ -55,7 +55,7 @@ def given(mesh: Mesh) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_every_method_takes_leaves_that_are_cut(case: Case) -> None:
+def test_every_method_accepts_sharded_leaves(case: Case) -> None:
     mesh = mesh_of(AxisType.Explicit)
     with jax.set_mesh(mesh):
         jax.eval_shape(program(case.make(), mesh), *given(mesh))

@@ -80,7 +80,7 @@ class _Leaves(NamedTuple):
 
 
 @pytest.mark.slow
-def test_the_kind_of_tree_does_not_matter_and_its_paths_do() -> None:
+def test_draws_depend_on_paths_but_not_on_the_kind_of_tree() -> None:
     x = jnp.tile(jnp.linspace(0, 1, 100), (4, 1))
     results = [
         aggregate(jaxcomm.global_qsgd(levels=1), tree)

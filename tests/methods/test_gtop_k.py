@@ -56,7 +56,7 @@ def test_against_a_tree_by_hand(workers: int) -> None:
 
 
 @pytest.mark.slow
-def test_sums_of_the_largest_floats_have_a_mean() -> None:
+def test_means_of_the_largest_floats_are_finite() -> None:
     largest = jnp.finfo(jnp.float32).max
     result = aggregate(TX, jnp.full((5, 3), largest))
     np.testing.assert_allclose(result, largest, rtol=1e-6)

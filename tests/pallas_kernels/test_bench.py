@@ -47,7 +47,7 @@ def test_a_run_is_a_record(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     assert main(arguments) == 0 and len(Record(folder).lines()) == size + 1
 
 
-def test_what_users_run_is_first_and_one_size_is_padded() -> None:
+def test_common_rows_come_first_and_one_size_is_padded() -> None:
     assert ops.CHECK_SIZES["other"][0] % 2**20 == ops.PADDED and ops.PADDED % 2
     assert sorted(map(id, ops.IN_ORDER)) == sorted(map(id, ROWS))
     session = Session(_dispatch.Device("cuda", "NVIDIA H200"), 7)

@@ -78,7 +78,7 @@ def test_kernels_are_lowered(row: Row, name: Any) -> None:
         assert text.count(f"@{CALLS[platform]}") == 1
 
 
-def test_what_is_assumed_to_be_the_fastest() -> None:
+def test_assumed_fastest_implementations() -> None:
     """No GPU takes an elementwise kernel by itself; no device one for unpacked codes."""
     one_product = {"dequantize, 8 bits", "dequantize, 8 bits, accumulate"}
     expected = {

@@ -177,7 +177,7 @@ def test_values_out_of_range_are_named(options: Any, message: str) -> None:
         seen(jaxcomm.mean(), **options)
 
 
-def test_layers_inside_the_backward_pass_send_what_is_sent_after_it() -> None:
+def test_layers_send_the_same_inside_and_after_the_backward_pass() -> None:
     params = {"w": jax.ShapeDtypeStruct((3, 100, 100), jnp.float32)}
     plain, layers = (
         perf.predict(tx, params, link="1Gbit", compute_seconds=1.0, workers=4)

@@ -35,7 +35,7 @@ def wait_for(process: subprocess.Popen, beginning: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_of_two_devices_are_four_devices_of_one(tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_all_devices(tmp_path: Path) -> None:
     train = ["train", *SMALL, "--steps", "8", "--record", "run", "--records"]
     code, stdout, stderr = finish(launched(*train, str(tmp_path / "two"), devices=2))
     assert (code, stderr) == (0, "")

@@ -199,7 +199,7 @@ def test_windows_pass_the_state_from_one_minibatch_to_the_next(where: str) -> No
 
 
 @pytest.mark.parametrize("where", ["auto 7", "simulated 7"])
-def test_a_running_minimum_and_what_does_not_change(where: str) -> None:
+def test_model_state_with_a_running_minimum_and_constants(where: str) -> None:
     """A minimum starts at infinity and may stay there; what is only returned keeps its bits."""
     rows, never = normal(2, 7, 3), jnp.float32(jnp.inf)
 

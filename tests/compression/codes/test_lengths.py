@@ -79,7 +79,7 @@ def traced(codec: Codec, size: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("code", [elias, slow(golomb_rice), slow(rans)])
-def test_at_most_4096_steps_whatever_the_size(code: Any) -> None:
+def test_encoding_takes_at_most_4096_steps(code: Any) -> None:
     for size in (10**4, 2**24 + 1, 10**8):
         encode, decode = traced(code(dither(levels=7)), size)
         assert 100 < steps_of(encode.jaxpr) <= 4096 and 100 < steps_of(decode.jaxpr) <= 4096

@@ -143,7 +143,7 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "16 bits"])
-def test_the_left_side_keeps_the_laws_of_codecs(name: str) -> None:
+def test_the_left_side_satisfies_the_codec_laws(name: str) -> None:
     """Rows of the laws are of the right side."""
     codec = projection(RANK, "left", factor_codec=FACTOR_CODECS[name])
     check_codec(of_matrices(codec, columns=6))

@@ -145,7 +145,7 @@ def test_diagnostics_report_density_and_expected_error() -> None:
 
 
 @pytest.mark.slow
-def test_codes_have_the_error_of_the_quantizer_alone_however_cells_wrap() -> None:
+def test_wrapping_cells_add_no_error() -> None:
     x = np.repeat(workers_with_rows_of_their_own(8).sum(axis=0, keepdims=True), 8, axis=0)
     x[:, :, 0] = np.where(x[:, :, 0] != 0, 9.0, 0)  # 120 of all workers, where two will wrap.
     codec = s2_codes(density=0.35, sketch_ratio=1.6)

@@ -63,7 +63,7 @@ def test_evaluations_precede_and_follow_training() -> None:
         assert curve["steps"] == [0, 10] and len(curve["losses"]) == 10
 
 
-def test_operations_are_summed_over_threads_without_those_inside(tmp_path: Path) -> None:
+def test_operations_are_summed_over_threads_without_nested_ones(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = [
         {"ph": "X", "pid": 1, "tid": thread, "ts": begin, "dur": took, "args": {"hlo_op": name}}
         for name, begin, took, thread in (("call", 0, 8, 0), ("dot", 1, 3, 0), ("dot", 2, 5, 1))
