@@ -41,6 +41,7 @@ NAVIGATION = {
     "Results": "results.html",
 }
 """The bar of links, as on all other pages: texts, and pages of the site."""
+FSDP = "tutorials/fsdp.html"
 
 MOST_WORKERS = 10**6
 DEFAULT_DEVICE = "a100"
@@ -209,12 +210,14 @@ def page(home: str = HOME) -> str:
         "numbers": json.dumps(found).replace("</", "<\\/"),
         "layers": str(found["layers"]),
         "efficiency": f"{found['efficiency']:.0%}",
+        "near": f"{_advise.NEAR - 1:.0%}".replace("%", " %"),
+        "fsdp": html.escape(home.removesuffix("index.html") + FSDP),
         "navigation": navigation(home),
     }
     text = read["page.html"]
     for name in parts:
-        if text.count(f"{{{{{name}}}}}") != 1:
-            raise SystemExit(f"docs/answer/page.html must have {{{{{name}}}}} once.")
+        if f"{{{{{name}}}}}" not in text:
+            raise SystemExit(f"docs/answer/page.html must have {{{{{name}}}}}.")
     return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], text)
 
 

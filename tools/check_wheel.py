@@ -33,12 +33,13 @@ def programs(checkout: Path) -> dict[str, str]:
     specification = importlib.util.spec_from_file_location("run_readme", path)
     readme = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(readme)
-    clusters = (checkout / "docs" / "clusters.md").read_text(encoding="utf-8")
-    texts = {
-        "readme.py": (checkout / "README.md").read_text(encoding="utf-8"),
-        "processes.py": clusters.partition("## In a script of your own")[2],
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    machines = (checkout / "docs" / "tutorials" / "machines.md").read_text(encoding="utf-8")
+    first_step = readme.python_blocks(machines.partition("## Step 2")[0])
+    return {
+        "readme.py": readme.python_blocks(text)[0].code,
+        "processes.py": "".join(block.code for block in first_step),
     }
-    return {name: readme.python_blocks(text)[0].code for name, text in texts.items()}
 
 
 def run(*arguments: str) -> None:

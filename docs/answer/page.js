@@ -106,24 +106,25 @@
   }
 
   function update() {
-    byId("shards-field").hidden = byId("sharded").value !== "others";
+    const ofDevice = byId("sharded").value === "others";
+    for (const name of ["shards-field", "bandwidth-note", "sharded-note"]) byId(name).hidden = !ofDevice;
+    byId("bandwidth-label").textContent = `Bandwidth of ${ofDevice ? "each device" : "a worker"}`;
     const values = read(), amongWorkers = byId("sharded").value === "workers";
     byId("answer").hidden = values === null || amongWorkers;
     byId("no-answer").hidden = values !== null || amongWorkers;
     byId("among-workers").hidden = !amongWorkers;
     byId("copied").textContent = "";
     if (values === null || amongWorkers) return;
-    const sharded = byId("sharded").value === "others";
     const found = advise({
-      count: Math.ceil(values.params / (sharded ? values.shards : 1)),
+      count: Math.ceil(values.params / (ofDevice ? values.shards : 1)),
       dtype: byId("dtype").value,
       workers: values.workers,
       link: { bytesPerSecond: values.bandwidth, latency: values.latency },
       step: values.step,
       memory: numbers.devices[byId("device").value],
     });
-    show(found, sharded, values.workers);
-    const inputs = FIELDS.filter((name) => sharded || name !== "shards").map((name) => [name, byId(name).value]);
+    show(found, ofDevice, values.workers);
+    const inputs = FIELDS.filter((name) => ofDevice || name !== "shards").map((name) => [name, byId(name).value]);
     history.replaceState(null, "", `#${new URLSearchParams(inputs)}`);
   }
 

@@ -21,10 +21,19 @@ def main(arguments: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     for option, name, text in (
-        ("--params", "params", f"such as 125M; taken as {LAYERS} or more square matrices"),
+        (
+            "--params",
+            "params",
+            f"on one device, such as 125M; taken as {LAYERS} or more square matrices",
+        ),
         ("--workers", "workers", "number of workers"),
-        ("--step", "step_seconds", "a step that does not communicate, such as 0.3 or 300ms"),
-        ("--link", "link", f"bandwidth such as 10Gbit, or a preset: {', '.join(LINKS)}"),
+        ("--step", "step_seconds", "seconds without communication, such as 0.3 or 300ms"),
+        (
+            "--link",
+            "link",
+            "bandwidth of a worker, or of each device if its devices shard the parameters, such as "
+            f"10Gbit; or a preset: {', '.join(LINKS)}",
+        ),
         ("--calibration", "calibration", "a file of `perf.Calibration.save`, for codecs and link"),
         ("--axis", "axis_name", "mesh axis of the workers (default: data)"),
         ("--device", "device", f"whose memory limits codecs: {', '.join(DEVICES)} (default: a100)"),

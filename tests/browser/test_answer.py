@@ -135,6 +135,8 @@ def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) 
         )
     assert [row[0].endswith("recommended") for row in cells].count(True) == 1
     assert "bandwidth=200Mbit" in page.driver.current_url
+    assert page.texts("#bandwidth-label") == ["Bandwidth of a worker"]
+    assert not page.find("#sharded-note").is_displayed()
 
 
 def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
@@ -142,7 +144,7 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
     visited = []
     typed = {"params": "20M", "workers": "4", "bandwidth": "200Mbit", "step": "80ms"}
     links = len(page.find_all("nav a"))
-    for _ in range(links + 12):
+    for _ in range(links + 13):
         page.press(Keys.TAB)
         name = page.focused.get_attribute("id") or page.focused.tag_name
         visited.append(name)
@@ -156,8 +158,9 @@ def test_by_keyboard_alone(page: Page, file: pathlib.Path) -> None:
         if name == "copy":
             page.press(Keys.ENTER)
     order = ["params", "dtype", "step", "device", "workers", "preset", "bandwidth", "latency"]
-    assert visited == [*["a"] * links, *order, "sharded", "shards", "copy", "div"]
+    assert visited == [*["a"] * links, *order, "sharded", "shards", "copy", "a", "div"]
     assert page.texts("#copied")[0]
+    assert page.texts("#bandwidth-label") == ["Bandwidth of each device"]
     line = page.texts("#line")[0]
     stages = 'jaxcomm.mean("data"), jaxcomm.power_sgd("data", rank=4)'
     tx = f"jaxcomm.shard_local(jaxcomm.warmup([{stages}], every=2), param_specs)"
