@@ -22,7 +22,7 @@ MAX_DENSITY = 0.5  # Above it, sending only the rows of the union saves less tha
 
 
 class Capacity(NamedTuple):
-    """The capacity for a leaf, as fractions of its rows. A server has every n-th row of n workers."""
+    """The capacity of a leaf as fractions of its rows; a server has every n-th row of n workers."""
 
     worker: float  # for the nonzero rows of one worker
     union: float  # for the rows that are nonzero on any worker

@@ -85,7 +85,7 @@ OFTEN_MISSED = {
 }
 
 
-@pytest.mark.parametrize("k", [*map(slow, (1, 100, WIDE // 100, WIDE // 3, WIDE - 1)), WIDE])
+@pytest.mark.parametrize("k", [*map(slow, (1, 100, WIDE // 100, WIDE // 3)), WIDE - 1, slow(WIDE)])
 def test_any_sample_selects_the_same_as_a_sort(k: int) -> None:
     select = jax.jit(by_sample, static_argnums=1)
     for name, x in OFTEN_MISSED.items():
