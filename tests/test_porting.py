@@ -24,12 +24,10 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "porting.md"
 FIRST, *SECTIONS = re.split(r"^## (?=.+$)", PAGE.read_text(encoding="utf-8"), flags=re.M)
 PORTS = {text.partition("\n")[0]: text for text in SECTIONS}
 NAMES = {
-    "`jax.pmap`",
-    "flax `TrainState`",
+    "flax `TrainState` under `jax.pmap`",
     "`optax.MultiSteps`",
     "Masks and token weights",
     "flax `DynamicScale`",
-    "`optax.lookahead`",
     "SAM",
     "DP-SGD",
     "flax `Partitioned`",
