@@ -297,13 +297,14 @@ FIGURE = plot.Points(
     file="test_loss_against_bytes.png", caption="Test loss against bytes; crosses lose",
     by="method", across=("task", "optimizer"), numbered=True, mark=mark,
     finish=color_legend, size=(7.0, 6.0),
-    x=plot.Axis("bytes_ratio", "bytes sent, relative to the float32 mean"),
+    x=(plot.Axis("bytes_ratio", "bytes sent, relative to the float32 mean"),),
     y=plot.Axis("loss_ratio", "test loss, relative to the float32 mean"),
 )  # fmt: skip
 CURVES = plot.Lines(
     file="loss_against_bytes.png",
     caption="Training loss against bytes sent per worker",
-    by="method", across=("optimizer",), band="range", size=(4.5, 4.2),
+    by="method", across=("optimizer",), size=(4.5, 4.2),
+    band=lambda values: (min(values), max(values)),
     x=(plot.Axis("bytes_sent", "bytes sent per worker (MB)", 1e-6),),
     y=plot.Axis("train_loss", "loss over the whole training set"),
     style=plot.marked_style("mean", dashed=CONTROLS),
