@@ -19,7 +19,7 @@ from PIL import Image
 from experiments.errors import ExperimentError
 from experiments.study.claims import Results
 from experiments.study.record import Row, grouped, of_kind, write_atomically
-from experiments.study.statistics import confidence_interval, mean
+from experiments.study.statistics import mean, t_interval
 from experiments.study.table import Estimate, Line, Spread
 
 COLORS = matplotlib.colormaps["tab10"].colors
@@ -183,7 +183,7 @@ class Lines(Panels):
     style: Style = plain_style
     at: str | None = "step"
     center: Callable[[Sequence[float]], Any] = np.mean
-    band: Callable[[Sequence[float]], tuple[float, float]] = confidence_interval
+    band: Callable[[Sequence[float]], tuple[float, float]] = t_interval
     banded: Callable[[str], bool] = lambda name: True
     only: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

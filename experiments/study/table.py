@@ -11,19 +11,12 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 
 from experiments.study.record import Kind, Row, grouped, is_missing, of_kind
-from experiments.study.statistics import (
-    Difference,
-    confidence_interval,
-    holm,
-    mean,
-    paired_difference,
-    paired_log_ratio,
-    sd,
-)
+from experiments.study.statistics import Difference, mean, paired_difference, sd, t_interval
 
 MISSING, DIVERGED = "-", "diverged"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Group:
     """The rows that share the values of some keys, such as one method on one graph.
 
@@ -31,17 +24,13 @@ class Group:
       keys: The values of the keys.
       rows: The rows of all kinds.
       groups: All groups of the table, by the values of their keys.
+      base: The keys of the groups with which others are compared.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, Any],
-        rows: Sequence[Row],
-        groups: Mapping[tuple, "Group"],
-        reference: Mapping[str, Any],
-    ):
-        """Makes one of the `groups`, which are compared with those with the keys of `reference`."""
-        self.keys, self.rows, self.groups, self._reference = dict(keys), rows, groups, reference
+    keys: Mapping[str, Any]
+    rows: Sequence[Row]
+    groups: Mapping[tuple, "Group"]
+    base: Mapping[str, Any]
 
     @functools.cached_property
     def runs(self) -> list[Row]:
@@ -63,17 +52,17 @@ class Group:
 
     def compared_with(self, reference: Mapping[str, Any]) -> "Group":
         """The same group with another reference."""
-        return Group(self.keys, self.rows, self.groups, reference)
+        return dataclasses.replace(self, base=reference)
 
     @property
     def is_reference(self) -> bool:
         """Whether this is the group with which others are compared."""
-        return bool(self._reference) and self._reference.items() <= self.keys.items()
+        return bool(self.base) and self.base.items() <= self.keys.items()
 
     @property
     def reference(self) -> "Group | None":
         """The group with which this group is compared, if it exists."""
-        return self.other(**self._reference) if self._reference else None
+        return self.other(**self.base) if self.base else None
 
     @property
     def paired(self) -> "Group | None":
@@ -82,15 +71,15 @@ class Group:
             return None
         seeds = {run["seed"] for run in self.runs}
         rows = [row for row in reference.rows if row["kind"] != "run" or row["seed"] in seeds]
-        found = Group(reference.keys, rows, self.groups, self._reference)
+        found = dataclasses.replace(reference, rows=rows)
         return found if found.runs else None
 
     def difference(self, name: str, *, log: bool = False, level: float = 0.95) -> Difference | None:
         """The difference from the reference, paired by seed; None for the reference itself."""
         if self.is_reference or self.reference is None:
             return None
-        compare = paired_log_ratio if log else paired_difference
-        return compare(self.by_seed(name), self.reference.by_seed(name), level=level)
+        both = self.by_seed(name), self.reference.by_seed(name)
+        return paired_difference(*both, log=log, level=level)
 
 
 Value = Callable[[Group], Any]
@@ -126,21 +115,14 @@ def first(name: str, kind: Kind = "run") -> Value:
     return lambda group: next(iter(group.values(name, kind)), math.nan)
 
 
-def interval(name: str, level: float = 0.95) -> Value:
+def interval(name: str) -> Value:
     """The mean of a column over seeds, and its confidence interval."""
-    return lambda group: Estimate(
-        mean(group.values(name)), *confidence_interval(group.values(name), level)
-    )
+    return lambda group: Estimate(mean(each := group.values(name)), *t_interval(each))
 
 
 def extent(name: str) -> Value:
     """The mean of a column over seeds, and its range."""
-
-    def value(group: Group) -> Estimate:
-        values = group.values(name)
-        return Estimate(mean(values), min(values), max(values))
-
-    return value
+    return lambda group: Estimate(mean(each := group.values(name)), min(each), max(each))
 
 
 def over_reference(value: Value) -> Value:
@@ -169,21 +151,6 @@ def difference(name: str, *, log: bool = False) -> Value:
     def value(group: Group) -> Estimate | None:
         found = group.difference(name, log=log)
         return found and Estimate(*(found.ratio if log else found[:3]))
-
-    return value
-
-
-def p_worse(name: str, *, log: bool = False) -> Value:
-    """The p-value of the one-sided test that values are above the reference, paired by seed.
-
-    It is corrected by Holm's method for the number of groups of the table that are compared.
-    """
-
-    def value(group: Group) -> float | None:
-        found = {keys: each.difference(name, log=log) for keys, each in group.groups.items()}
-        p_values = {keys: each.p_above() for keys, each in found.items() if each}
-        corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
-        return corrected.get(tuple(group.keys.values()))
 
     return value
 
