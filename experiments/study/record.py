@@ -158,17 +158,12 @@ def commit() -> str:
     """The commit of this tree, and whether there are uncommitted changes; `unknown` without git."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        command, folder = ["git", *arguments], Path(__file__).parents[1]
+        return subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.decode()
 
     try:
         changed = git("status", "--porcelain", "--", ":/", ":!records")
-        return git("rev-parse", "HEAD") + (", with uncommitted changes" if changed else "")
+        return git("rev-parse", "HEAD").strip() + (", with uncommitted changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -203,7 +198,7 @@ class Record(contextlib.AbstractContextManager):
 
     Attributes:
       folder: The folder.
-      rows: The rows of the earlier runs of a record that is continued.
+      rows: All rows, also those of the earlier runs of a record that is continued.
     """
 
     def __init__(self, folder: Path | None, config: Any = None, study: str = ""):
@@ -224,6 +219,11 @@ class Record(contextlib.AbstractContextManager):
         self.write(METRICS, b"".join(map(self._line, self.rows)))
         (folder / f"{METRICS}.gz").unlink(missing_ok=True)
 
+    @property
+    def environment(self) -> str:
+        """The text of `environment.txt`; without a folder, of this process."""
+        return read_environment(self.folder) if self.folder else describe_environment()
+
     @staticmethod
     def _line(row: Row) -> bytes:
         finite = {n: None if is_missing(each) else each for n, each in row.items()}
@@ -237,8 +237,9 @@ class Record(contextlib.AbstractContextManager):
     def _write_config(self, finished: bool) -> None:
         self.write(CONFIG, json.dumps({**self._config, "finished": finished}, indent=2) + "\n")
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Appends rows."""
+        self.rows += rows
         if self.folder:
             with (self.folder / METRICS).open("ab") as metrics:
                 metrics.write(b"".join(map(self._line, rows)))

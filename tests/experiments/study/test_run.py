@@ -90,8 +90,9 @@ def make(trainer: Counting, **options: Any) -> Study:
 
 def rows_of(study: Study, rows: Any = ()) -> tuple[list[Row], list[str]]:
     """The rows and the lines of progress."""
-    lines: list[str] = []
-    return run(study, Config(), Record(None), lines.append, rows), lines
+    lines, record = list[str](), Record(None)
+    record.rows = [*rows]
+    return run(study, Config(), record, lines.append), lines
 
 
 @pytest.fixture(autouse=True)
