@@ -112,12 +112,8 @@ class Panels:
     def _draw(
         self, folder: Path, results: Results, parts: Sequence[tuple[Row, Any]], fill: Fill
     ) -> Path:
-        """Draws each of the parts in the panel of its keys; returns the path of the figure.
-
-        Raises:
-          ExperimentError: If there is nothing to draw, as in an interrupted record.
-        """
-        if not parts:
+        """Draws each of the parts in the panel of its keys; returns the path of the figure."""
+        if not parts:  # As in an interrupted record.
             raise ExperimentError(f"There is nothing to draw in {self.file}.")
         of_parts = [keys for keys, _ in parts]
         down, across = ([*grouped(of_parts, names)] for names in (self.down, self.across))

@@ -194,11 +194,8 @@ class Record(contextlib.AbstractContextManager):
     """A record that is valid at any time; without a folder, it keeps nothing.
 
     Until `finish`, the config states that the study is not finished. An interrupt in its `with`
-    statement leaves this state, and becomes an `Interrupted` that names the folder.
-
-    Attributes:
-      folder: The folder.
-      rows: All rows, also those of the earlier runs of a record that is continued.
+    statement leaves this state, and becomes an `Interrupted` that names the folder. `rows` are all
+    rows, also those of the earlier runs of a record that is continued.
     """
 
     def __init__(self, folder: Path | None, config: Any = None, study: str = ""):
@@ -288,14 +285,11 @@ def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
         value, before = getattr(config, field.name), getattr(recorded, field.name)
         if field.name not in OF_THE_MACHINE and value not in (field.default, before):
             option = field.name.replace("_", "-")
-            raise ExperimentError(
-                f"--{option} is {before} in {folder}, got {value}. Omit the option or begin a new "
-                "record."
+            message = (
+                f"--{option} is {before} in {folder}, got {value}. Omit it or begin a new record."
             )
+            raise ExperimentError(message)
     if (folder / CLAIMS).read_text(encoding="utf-8") != claims:
-        raise ExperimentError(
-            f"The claims of the study are not those of {folder / CLAIMS}, which were stated before "
-            "the run. Begin a new record."
-        )
+        raise ExperimentError(f"The claims are not those of {folder / CLAIMS}. Begin a new record.")
     config = dataclasses.replace(recorded, resume=config.resume)
     return config, Record(folder if is_main_process() else None, config, study)

@@ -131,7 +131,7 @@ def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = 
             trainers[key] = study.train(config, setting)
         return trainers[key]
 
-    def train(kind: Kind, setting: Setting, seed: int, parameters: Setting, **last: Any) -> Row:
+    def train(kind: Kind, setting: Setting, seed: int, parameters: Mapping, **last: Any) -> Row:
         """Trains and records a run unless the record has it; returns its last row."""
         keys, is_trial = {**setting, "seed": seed}, kind == "trial"
         wanted = {"kind": kind, **keys, **(parameters if is_trial else {})}.items()
@@ -231,12 +231,12 @@ def _describe_tuning(rows: Sequence[Row], keys: Sequence[str]) -> str:
         return text
     edges = {", ".join(str(run[name]) for name in keys): run.get("at_edge") for run in runs}
     listed = "; ".join(f"{where} ({names})" for where, names in edges.items() if names)
-    at_edge = (
+    edge = (
         f"At the edge of the grid: {listed}" if listed else "No choice is at the edge of its grid"
     )
     return (
         f"{text} The tuning took {extent(trials, 'trial')} per setting, on validation data and "
-        f"with other seeds: {len(trials):,} in total. {at_edge}."
+        f"with other seeds: {len(trials):,} in total. {edge}."
     )
 
 
@@ -293,9 +293,8 @@ def main(study: Study, config: Any) -> int:
                 print(f"Record: {record.folder}")
             record.finish()
     except (Interrupted, ExperimentError, OSError) as error:
-        if record.folder:
-            hint = f"Continue it with --resume {record.folder}."
-            kind = ExperimentError if isinstance(error, OSError) else type(error)
-            raise kind(f"{error} {hint}") from error
-        raise
+        if not record.folder:
+            raise
+        kind = ExperimentError if isinstance(error, OSError) else type(error)
+        raise kind(f"{error} Continue it with --resume {record.folder}.") from error
     return study.exit_code(results)

@@ -35,10 +35,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, flo
       >>> round(low, 2), round(high, 2)
       (-0.48, 4.48)
     """
-    deviation = sd(values)
-    if math.isnan(deviation):
-        return math.nan, math.nan
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * deviation / math.sqrt(len(values))
+    error = sd(values) / math.sqrt(len(values) or 1)
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
     return mean(values) - half, mean(values) + half
 
 

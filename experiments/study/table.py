@@ -252,7 +252,6 @@ class Line:
     values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a column."""
         return self.values[name]
 
     @property
@@ -267,7 +266,6 @@ class Table:
 
     Attributes:
       by: The keys of a group. There is a line per group that has a finished run.
-      columns: The columns.
       reference: The values of keys of the groups with which others are compared.
       adjacent: Keys of which lines with equal values are adjacent, in the order of the first.
 
@@ -291,25 +289,14 @@ class Table:
         for keys in grouped(of_kind(rows, "run"), self.by):
             named = dict(zip(self.by, keys, strict=True))
             groups[keys] = Group(named, by_keys[keys], groups, self.reference)
-        ranks = {name: [*dict.fromkeys(g.keys[name] for g in groups.values())] for name in self.by}
-        ordered = sorted(
-            groups.values(),
-            key=lambda g: [ranks[name].index(g.keys[name]) for name in self.adjacent],
-        )
-        return [
-            Line(group, {column.name: column.value(group) for column in self.columns})
-            for group in ordered
-        ]
+        ranks = {n: [*dict.fromkeys(g.keys[n] for g in groups.values())] for n in self.adjacent}
+        ordered = sorted(groups.values(), key=lambda g: [ranks[n].index(g.keys[n]) for n in ranks])
+        return [Line(group, {c.name: c.value(group) for c in self.columns}) for group in ordered]
 
     def _shown(self, lines: Sequence[Line], *, with_hidden: bool) -> tuple[list[Column], list]:
         """The columns with a heading and a value, and the cells."""
-        columns = [
-            column
-            for column in self.columns
-            if column.heading
-            and (with_hidden or not column.hidden)
-            and any(column.cell(line[column.name]) != MISSING for line in lines)
-        ]
+        wanted = [c for c in self.columns if c.heading and (with_hidden or not c.hidden)]
+        columns = [c for c in wanted if any(c.cell(line[c.name]) != MISSING for line in lines)]
         return columns, [[each.cell(line[each.name]) for each in columns] for line in lines]
 
     def to_rich(self, lines: Sequence[Line]) -> RichTable:
@@ -332,20 +319,17 @@ class Table:
     def to_csv(self, lines: Sequence[Line]) -> str:
         """As CSV. Numbers have 12 digits, since more differ between versions of Python."""
         fields: list[dict[str, Any]] = [{} for _ in lines]
-        for column in self.columns:
+        for name in (column.name for column in self.columns if column.in_csv):
             for line, of_line in zip(lines, fields, strict=True):
-                value = line[column.name]
+                value = line[name]
                 parts = value if isinstance(value, Spread | Estimate) else (value,)
-                names = [f"{column.name}_{n}" for n in getattr(value, "_fields", ("",))[1:]]
-                if column.in_csv:
-                    of_line |= dict(zip((column.name, *names), parts, strict=True))
-        names = [*dict.fromkeys(name for of_line in fields for name in of_line)]
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
-        for of_line in fields:
-            values = [of_line.get(name, math.nan) for name in names]
-            writer.writerow([float(f"{x:.12g}") if isinstance(x, float) else x for x in values])
+                names = [name, *(f"{name}_{n}" for n in getattr(value, "_fields", ())[1:])]
+                rounded = [float(f"{x:.12g}") if isinstance(x, float) else x for x in parts]
+                of_line |= dict(zip(names, rounded, strict=True))
+        columns, text = dict.fromkeys(name for of_line in fields for name in of_line), io.StringIO()
+        writer = csv.DictWriter(text, [*columns], math.nan, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(fields)
         return text.getvalue()
 
 
@@ -361,9 +345,8 @@ def fact_table(rows: Sequence[Row], about: str) -> str:
     def show(value: Any) -> str:
         if isinstance(value, list):
             return " x ".join(map(show, value)) or MISSING
-        return (
-            MISSING if is_missing(value) else f"{value:.4g}" if type(value) is float else f"{value}"
-        )
+        form = ".4g" if type(value) is float else ""
+        return MISSING if is_missing(value) else format(value, form)
 
     facts = [row for row in rows if row.get("about") == about]
     names = [*dict.fromkeys(name for row in facts for name in row if name not in ("kind", "about"))]
