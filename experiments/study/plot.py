@@ -88,8 +88,7 @@ class Panels:
     """A grid of panels with a legend.
 
     Attributes:
-      file: The name of the file.
-      caption: The text of the link in a README.
+      caption: The text of the link to the file in a README.
       by: The key that distinguishes lines or points.
       x: The columns on the horizontal axis; each has a row of panels.
       y: The column on the vertical axis, which panels share.
@@ -274,11 +273,10 @@ class Points(Panels):
             for number, group in enumerate(groups.values()):
                 group.sort(key=lambda point: point[1])
                 for line, x, y, *bar in group:
-                    mark = {**plain_style(number, ""), **self.mark(line)}
-                    text = name = line.group.keys[self.by]
-                    if self.numbered:
-                        text = str(1 + names.index(name))
-                        mark["label"] = f"{text} {name}"
+                    name = line.group.keys[self.by]
+                    text = str(1 + names.index(name)) if self.numbered else name
+                    label = {"label": f"{text} {name}"} if self.numbered else {}
+                    mark = {**plain_style(number, ""), **self.mark(line), **label}
                     bars = None if math.isnan(bar[0]) else [[each] for each in bar]
                     axes.errorbar(x, y, bars, capsize=2, elinewidth=0.7, linestyle="", **mark)
                     texts.append(axes.text(x, y, text, size=8, color=mark["color"]))

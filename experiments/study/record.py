@@ -109,11 +109,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a record, and `study` and `finished`.
-
-    Raises:
-      ExperimentError: If the folder is not a record.
-    """
+    """The settings of a record, and `study` and `finished`; an error if the folder is not one."""
     try:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return {name: _as_tuples(value) for name, value in settings.items()}
@@ -135,17 +131,14 @@ def read_environment(folder: Path) -> str:
 def read(folder: Path) -> list[Row]:
     """The rows of a record, with NaN for null; a last line that is not whole is no row.
 
-    Raises:
-      ExperimentError: If the file cannot be read, or a line is not a row.
+    It is an error if the file cannot be read, or another line is not a row.
     """
     path, compressed, rows = folder / METRICS, folder / f"{METRICS}.gz", []
     try:
         content = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise ExperimentError(f"{compressed} is no record: {error}.") from error
-    for number, line in enumerate(content.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             row = {n: math.nan if each is None else each for n, each in json.loads(line).items()}
             rows.append({"kind": row.pop("kind"), **row})
@@ -273,12 +266,10 @@ def new_record(config: Any, study: str) -> Record:
 def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
     """The config and the record of `config.resume`, which continues where it stopped.
 
-    Raises:
-      ExperimentError: If it is not a record of this study, or an option or the claims differ.
+    It is an error if it is not a record of this study, or an option or the claims differ.
     """
     folder = Path(config.resume)
-    settings = read_settings(folder)
-    if settings.get("study") != study:
+    if read_settings(folder).get("study") != study:
         raise ExperimentError(f"{folder} is not a record of the study `{study}`.")
     recorded = read_config(type(config), folder)
     for field in dataclasses.fields(config):

@@ -31,9 +31,8 @@ those of `Study.inputs`. With `validation`, it trains without the validation set
 values include `validation_loss`.
 """
 
-PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS = (
-    "{provenance}", "{tuning}", "{claims}", "{table}", "{figures}"
-)  # fmt: skip
+PARTS = ("{provenance}", "{tuning}", "{claims}", "{table}", "{figures}")
+PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS
 """Paragraphs that the prose of a study places among its own. Those that it omits follow at the end,
 so that no study omits a claim."""
 
@@ -121,7 +120,7 @@ def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = 
     all processes train, and all have the rows of the first one.
     """
     record.rows = rows = from_main_process(record.rows)
-    seeds, trainers, recorded = study.seeds(config), {}, len(rows)
+    seeds, trainers = study.seeds(config), {}
 
     def trainer_of(setting: Setting) -> Trainer:
         key = tuple(setting[name] for name in (setting if study.shares is None else study.shares))
@@ -144,18 +143,17 @@ def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = 
         record.add([*new, make_row(kind, {**keys, **parameters, **last}, end)])
         return rows[-1]
 
-    def trial_of(setting: Setting) -> Callable[[Setting], float]:
+    def trial_of(setting: Setting) -> Callable[[Mapping], float]:
         return lambda point: train("trial", setting, max(seeds) + 1, point)["validation_loss"]
 
     if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
         facts = [make_row("fact", {}, values) for values in study.facts(config)]
         record.add(facts[len(rows) :])
-        recorded = len(rows)
     settings = study.settings(config)
     parts = [(setting, [seed]) for seed in seeds for setting in settings]
     if not study.interleaved:
         parts = [(setting, seeds) for setting in settings]
-    begun, done_before = time.perf_counter(), 0
+    begun, done_before, recorded = time.perf_counter(), 0, len(rows)
     for done, (setting, of_part) in enumerate(parts, 1):
         start, before = time.perf_counter(), len(rows)
         said = [f"{done}/{len(parts)} " + " ".join(map(str, setting.values()))]

@@ -35,8 +35,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, flo
       >>> round(low, 2), round(high, 2)
       (-0.48, 4.48)
     """
-    error = sd(values) / math.sqrt(len(values) or 1)
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
+    count = len(values)
+    half = float(stdtrit(count - 1, (1 + level) / 2)) * sd(values) / math.sqrt(count or 1)
     return mean(values) - half, mean(values) + half
 
 
@@ -54,11 +54,8 @@ class Difference(NamedTuple):
     pairs: int
 
     def p_above(self, limit: float = 0.0) -> float:
-        """The p-value of the one-sided t-test that the difference is above a limit.
-
-        An infinite difference is above or below every limit by convention.
-        """
-        if math.isinf(self.mean) and self.pairs > 1:
+        """The p-value of the one-sided t-test that the difference is above a limit."""
+        if math.isinf(self.mean) and self.pairs > 1:  # By convention, of every limit.
             return 0.0 if self.mean > 0 else 1.0
         if math.isnan(self.error):
             return math.nan
@@ -95,9 +92,8 @@ def paired_difference(
     if log:
         if any(value <= 0 for value in (*values.values(), *reference.values())):
             return Difference(*[math.nan] * 4, len(values.keys() & reference.keys()))
-        values, reference = (
-            {seed: math.log(value) for seed, value in each.items()} for each in (values, reference)
-        )
+        logs = [{n: math.log(x) for n, x in each.items()} for each in (values, reference)]
+        return paired_difference(*logs, level=level)
     both = [(values[seed], reference[seed]) for seed in values if seed in reference]
     pairs = [[each if math.isfinite(each) else math.inf for each in pair] for pair in both]
     differences = [a - b for a, b in pairs if math.isfinite(a) or math.isfinite(b)]

@@ -18,11 +18,9 @@ MISSING, DIVERGED = "-", "diverged"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """The rows that share the values of some keys, such as one method on one graph.
+    """The rows of all kinds that share the values of some keys, such as one method on one graph.
 
     Attributes:
-      keys: The values of the keys.
-      rows: The rows of all kinds.
       groups: All groups of the table, by the values of their keys.
       base: The keys of the groups with which others are compared.
     """
@@ -303,9 +301,8 @@ class Table:
         """For the terminal, without hidden columns."""
         columns, cells = self._shown(lines, with_hidden=False)
         table = RichTable()
-        for column in columns:
-            justify = "left" if column.text else "right"
-            table.add_column(column.heading, justify=justify, overflow="fold")
+        for c in columns:
+            table.add_column(c.heading, justify="left" if c.text else "right", overflow="fold")
         for each in cells:
             table.add_row(*each)
         return table
