@@ -292,7 +292,7 @@ ESTIMATE = Study(
     figures=[Points(
         file="error_against_bits.png", by="method", size=(8.0, 6.0), finish=mark_exact,
         caption="Error against bits per coordinate, and its range over steps (crosses: controls)",
-        x=Axis("bits_per_coordinate", "bits sent per coordinate and worker"),
+        x=(Axis("bits_per_coordinate", "bits sent per coordinate and worker"),),
         y=Axis("over steps", "E‖G - mean‖² / ‖mean‖²"),
         mark=lambda line: {"marker": "X" if first("is_control")(line.group) is True else "o"},
         joined=lambda line: line.where.partition(":")[0],

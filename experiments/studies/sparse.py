@@ -314,7 +314,9 @@ SPARSE = Study(
             file="held_out_loss_against_sparse_bytes.png",
             caption="Held-out loss against sparse bytes; the band is one sd of the dense mean",
             by="method",
-            x=Axis("sparse_bytes", "kB of the sparse leaves that a worker sends in a step", 1e-3),
+            x=(
+                Axis("sparse_bytes", "kB of the sparse leaves that a worker sends in a step", 1e-3),
+            ),
             y=Axis("test_loss", "held-out loss", log=False),
             mark=mark,
             finish=mark_reference,

@@ -369,7 +369,7 @@ STRAGGLERS = Study(
     budget=lambda config: config.trials, figures=[
         Lines(file=f"{column}_against_seconds.png", caption=f"{label} against simulated seconds",
               x=(Axis("seconds", "simulated seconds"),), y=Axis(column, label.lower()), at=None,
-              by="strategy", across=("speeds",), down=("dataset", "family"), center="median",
+              by="strategy", across=("speeds",), down=("dataset", "family"), center=np.median,
               banded=lambda name: False, finish=finish, style=style)
         for column, label, finish in (("train_loss", "Training loss", mark),
                                       ("test_loss", "Held-out loss", None))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from rich.console import Console
@@ -12,7 +12,7 @@ from experiments.methods import DEFAULT_RATES, SURVEYED, parse_method
 from experiments.studies.survey import CURVES, TABLE
 from experiments.study import run
 from experiments.study.claims import Results
-from experiments.study.record import describe_environment, make_row, new_record
+from experiments.study.record import make_row, new_record
 from experiments.study.run import Command, Study
 from experiments.tasks.task import Task
 from experiments.trainer import make_mesh, make_program, train
@@ -98,7 +98,6 @@ def main(config: Train) -> int:
     batch = next(task.batches(config.seed, config.batch))
     first_loss = float(task.loss(task.first_weights(config.seed), batch))
     keys = {"method": method.label, "optimizer": config.optimizer, "seed": config.seed}
-    rows: list[dict[str, Any]] = []
     with new_record(config, "train") as record, cluster.reraise_lost_process():
         processes = f", {jax.process_count()} processes" if config.distributed else ""
         print(
@@ -108,8 +107,7 @@ def main(config: Train) -> int:
         )
         warned = False
         for values in train(program, config.seed, config.steps, config.log_every, mesh):
-            rows.append(make_row("point" if "step" in values else "run", keys, values))
-            record.add(rows[-1:])
+            record.add([make_row("point" if "step" in values else "run", keys, values)])
             if "step" in values:
                 print(
                     f"step {values['step']}: training loss {values['train_loss']:.4f}, sent "
@@ -123,7 +121,7 @@ def main(config: Train) -> int:
                         f"{values['train_loss']:.3g} after step {values['step']}, and was "
                         f"{first_loss:.3g} before the first. Use a --learning-rate below {rate:g}."
                     )
-        results = run.analyze(ONE_RUN, config, rows, describe_environment())
+        results = run.analyze(ONE_RUN, config, record.rows, record.environment)
         print("Traffic of one step:", program.account, sep="\n")
         Console(highlight=False, markup=False).print(ONE_RUN.table.to_rich(results.lines))
         if record.folder:

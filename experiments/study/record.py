@@ -109,11 +109,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a record, and `study` and `finished`.
-
-    Raises:
-      ExperimentError: If the folder is not a record.
-    """
+    """The settings of a record, and `study` and `finished`; an error if the folder is not one."""
     try:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return {name: _as_tuples(value) for name, value in settings.items()}
@@ -135,17 +131,14 @@ def read_environment(folder: Path) -> str:
 def read(folder: Path) -> list[Row]:
     """The rows of a record, with NaN for null; a last line that is not whole is no row.
 
-    Raises:
-      ExperimentError: If the file cannot be read, or a line is not a row.
+    It is an error if the file cannot be read, or another line is not a row.
     """
     path, compressed, rows = folder / METRICS, folder / f"{METRICS}.gz", []
     try:
         content = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise ExperimentError(f"{compressed} is no record: {error}.") from error
-    for number, line in enumerate(content.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             row = {n: math.nan if each is None else each for n, each in json.loads(line).items()}
             rows.append({"kind": row.pop("kind"), **row})
@@ -158,17 +151,12 @@ def commit() -> str:
     """The commit of this tree, and whether there are uncommitted changes; `unknown` without git."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        command, folder = ["git", *arguments], Path(__file__).parents[1]
+        return subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.decode()
 
     try:
         changed = git("status", "--porcelain", "--", ":/", ":!records")
-        return git("rev-parse", "HEAD") + (", with uncommitted changes" if changed else "")
+        return git("rev-parse", "HEAD").strip() + (", with uncommitted changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -199,11 +187,8 @@ class Record(contextlib.AbstractContextManager):
     """A record that is valid at any time; without a folder, it keeps nothing.
 
     Until `finish`, the config states that the study is not finished. An interrupt in its `with`
-    statement leaves this state, and becomes an `Interrupted` that names the folder.
-
-    Attributes:
-      folder: The folder.
-      rows: The rows of the earlier runs of a record that is continued.
+    statement leaves this state, and becomes an `Interrupted` that names the folder. `rows` are all
+    rows, also those of the earlier runs of a record that is continued.
     """
 
     def __init__(self, folder: Path | None, config: Any = None, study: str = ""):
@@ -224,6 +209,11 @@ class Record(contextlib.AbstractContextManager):
         self.write(METRICS, b"".join(map(self._line, self.rows)))
         (folder / f"{METRICS}.gz").unlink(missing_ok=True)
 
+    @property
+    def environment(self) -> str:
+        """The text of `environment.txt`; without a folder, of this process."""
+        return read_environment(self.folder) if self.folder else describe_environment()
+
     @staticmethod
     def _line(row: Row) -> bytes:
         finite = {n: None if is_missing(each) else each for n, each in row.items()}
@@ -237,8 +227,9 @@ class Record(contextlib.AbstractContextManager):
     def _write_config(self, finished: bool) -> None:
         self.write(CONFIG, json.dumps({**self._config, "finished": finished}, indent=2) + "\n")
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Appends rows."""
+        self.rows += rows
         if self.folder:
             with (self.folder / METRICS).open("ab") as metrics:
                 metrics.write(b"".join(map(self._line, rows)))
@@ -275,26 +266,21 @@ def new_record(config: Any, study: str) -> Record:
 def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
     """The config and the record of `config.resume`, which continues where it stopped.
 
-    Raises:
-      ExperimentError: If it is not a record of this study, or an option or the claims differ.
+    It is an error if it is not a record of this study, or an option or the claims differ.
     """
     folder = Path(config.resume)
-    settings = read_settings(folder)
-    if settings.get("study") != study:
+    if read_settings(folder).get("study") != study:
         raise ExperimentError(f"{folder} is not a record of the study `{study}`.")
     recorded = read_config(type(config), folder)
     for field in dataclasses.fields(config):
         value, before = getattr(config, field.name), getattr(recorded, field.name)
         if field.name not in OF_THE_MACHINE and value not in (field.default, before):
             option = field.name.replace("_", "-")
-            raise ExperimentError(
-                f"--{option} is {before} in {folder}, got {value}. Omit the option or begin a new "
-                "record."
+            message = (
+                f"--{option} is {before} in {folder}, got {value}. Omit it or begin a new record."
             )
+            raise ExperimentError(message)
     if (folder / CLAIMS).read_text(encoding="utf-8") != claims:
-        raise ExperimentError(
-            f"The claims of the study are not those of {folder / CLAIMS}, which were stated before "
-            "the run. Begin a new record."
-        )
+        raise ExperimentError(f"The claims are not those of {folder / CLAIMS}. Begin a new record.")
     config = dataclasses.replace(recorded, resume=config.resume)
     return config, Record(folder if is_main_process() else None, config, study)

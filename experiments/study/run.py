@@ -1,14 +1,13 @@
 """A study: settings and seeds, trained one by one, skipping what the record has, and its README."""
 
 import dataclasses
-import functools
 import inspect
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -16,7 +15,6 @@ from experiments.cluster import from_main_process, reraise_lost_process
 from experiments.errors import ExperimentError, Interrupted
 from experiments.study import record as recording
 from experiments.study.claims import Claim, Judgement, Results, state
-from experiments.study.record import CLAIMS as STATED
 from experiments.study.record import Kind, Record, Row, make_row, of_kind
 from experiments.study.table import Table
 from experiments.study.tuning import Grid, search
@@ -24,9 +22,17 @@ from experiments.study.tuning import Grid, search
 Setting = Mapping[str, Any]
 """The keys of the rows of a setting, such as `{"graph": "ring_8", "method": "dpsgd"}`."""
 
-PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS = (
-    "{provenance}", "{tuning}", "{claims}", "{table}", "{figures}"
-)  # fmt: skip
+Trainer = Callable[..., Iterable[Mapping[str, Any]]]
+"""Trains a run of any setting that shares its compiled program.
+
+`trainer(setting, seed, parameters, validation=...)` yields the values of logged points, and at last
+those of the run. The seed is that of weights, data and noise; the parameters are the tuned ones and
+those of `Study.inputs`. With `validation`, it trains without the validation set, and the last
+values include `validation_loss`.
+"""
+
+PARTS = ("{provenance}", "{tuning}", "{claims}", "{table}", "{figures}")
+PROVENANCE, TUNING, CLAIMS, TABLE, FIGURES = PARTS
 """Paragraphs that the prose of a study places among its own. Those that it omits follow at the end,
 so that no study omits a claim."""
 
@@ -49,23 +55,6 @@ class Options:
     """the folder of an interrupted record, which is continued"""
 
 
-class Trainer(Protocol):
-    """Trains runs of the settings that share a compiled program."""
-
-    def __call__(
-        self, setting: Setting, seed: int, parameters: Mapping[str, Any], *, validation: bool
-    ) -> Iterable[Mapping[str, Any]]:
-        """Trains once; yields the values of logged points, and at last those of the run.
-
-        Args:
-          setting: The setting.
-          seed: The seed of weights, data and noise.
-          parameters: The tuned parameters, and those of `Study.inputs`.
-          validation: Whether to train without the validation set. The last values then include
-            `validation_loss`.
-        """
-
-
 @dataclasses.dataclass(frozen=True)
 class Study:
     """Everything that defines a study.
@@ -76,9 +65,7 @@ class Study:
       settings: `config -> settings`, in the order of the runs. User errors are raised here.
       train: `(config, setting) -> trainer`. It compiles; its trainer is shared by successive
         settings with the same values of `shares`.
-      table: The table.
       prose: `results -> paragraphs` of the README.
-      figures: The figures.
       claims: The claims, which are written to the record before the first run.
       seeds: `config -> seeds` of every setting; by default 0, 1, ... Trials have the next ones.
       shares: The keys that `train` depends on; all by default.
@@ -111,11 +98,6 @@ class Study:
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
     exit_code: Callable[[Results], int] = lambda results: 0
 
-    @property
-    def stated(self) -> str:
-        """The claims as they are stated before the first run."""
-        return state(self.name, self.claims)
-
 
 class Command(NamedTuple):
     """A command that is no study: the dataclass of its options, and what it does."""
@@ -131,24 +113,14 @@ def show_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def run(
-    study: Study,
-    config: Any,
-    record: Record,
-    say: Callable[[str], None] = print,
-    rows: Sequence[Row] = (),
-) -> list[Row]:
-    """Runs all settings and seeds that `rows` lacks; returns all rows.
+def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = print) -> list[Row]:
+    """Runs all settings and seeds that the record lacks; returns its rows.
 
     The rows of a run are recorded when it ends, so that a record has whole runs only. In a cluster,
     all processes train, and all have the rows of the first one.
     """
-    seeds, trainers, recorded = study.seeds(config), {}, len(rows)
-    rows = [*rows]
-
-    def add(new: Sequence[Row]) -> None:
-        record.add(new)
-        rows.extend(new)
+    record.rows = rows = from_main_process(record.rows)
+    seeds, trainers = study.seeds(config), {}
 
     def trainer_of(setting: Setting) -> Trainer:
         key = tuple(setting[name] for name in (setting if study.shares is None else study.shares))
@@ -158,9 +130,7 @@ def run(
             trainers[key] = study.train(config, setting)
         return trainers[key]
 
-    def train(
-        kind: Kind, setting: Setting, seed: int, parameters: Mapping[str, Any], **last: Any
-    ) -> Row:
+    def train(kind: Kind, setting: Setting, seed: int, parameters: Mapping, **last: Any) -> Row:
         """Trains and records a run unless the record has it; returns its last row."""
         keys, is_trial = {**setting, "seed": seed}, kind == "trial"
         wanted = {"kind": kind, **keys, **(parameters if is_trial else {})}.items()
@@ -170,30 +140,28 @@ def run(
         trained = trainer_of(setting)(setting, seed, parameters, validation=is_trial)
         *points, end = from_main_process([*trained])
         new = [] if is_trial else [make_row("point", keys, values) for values in points]
-        add([*new, make_row(kind, {**keys, **parameters, **last}, end)])
+        record.add([*new, make_row(kind, {**keys, **parameters, **last}, end)])
         return rows[-1]
 
-    def loss_of_trial(setting: Setting, parameters: Mapping[str, Any]) -> float:
-        return train("trial", setting, max(seeds) + 1, parameters)["validation_loss"]
+    def trial_of(setting: Setting) -> Callable[[Mapping], float]:
+        return lambda point: train("trial", setting, max(seeds) + 1, point)["validation_loss"]
 
     if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
         facts = [make_row("fact", {}, values) for values in study.facts(config)]
-        add(facts[len(rows) :])
-        recorded = len(rows)
+        record.add(facts[len(rows) :])
     settings = study.settings(config)
     parts = [(setting, [seed]) for seed in seeds for setting in settings]
     if not study.interleaved:
         parts = [(setting, seeds) for setting in settings]
-    begun, done_before = time.perf_counter(), 0
+    begun, done_before, recorded = time.perf_counter(), 0, len(rows)
     for done, (setting, of_part) in enumerate(parts, 1):
         start, before = time.perf_counter(), len(rows)
         said = [f"{done}/{len(parts)} " + " ".join(map(str, setting.values()))]
         said += [f"seed {of_part[0]}"] if study.interleaved else []
         parameters, tuned = {}, {}
         if grid := study.grid(config, setting):
-            parameters, at_edge, trials = choice = search(
-                grid, study.budget(config), functools.partial(loss_of_trial, setting)
-            )
+            choice = search(grid, study.budget(config), trial_of(setting))
+            parameters, at_edge, trials = choice
             tuned = {"at_edge": ", ".join(at_edge), "trials": trials}
             said.append(choice.text)
         for seed in of_part:
@@ -221,7 +189,7 @@ def read_results(study: Study, folder: Path) -> Results:
     config = recording.read_config(study.config, folder)
     environment = recording.read_environment(folder)
     results = analyze(study, config, recording.read(folder), environment)
-    path = folder / STATED
+    path = folder / recording.CLAIMS
     if not path.exists():
         return dataclasses.replace(results, are_stated=False)
     stated = path.read_text(encoding="utf-8").splitlines()
@@ -259,33 +227,27 @@ def _describe_tuning(rows: Sequence[Row], keys: Sequence[str]) -> str:
     text = f"Every line of the table is over {extent(runs, 'seed')}."
     if not trials:
         return text
-    edges = {
-        ", ".join(str(run[name]) for name in keys): run["at_edge"]
-        for run in runs
-        if run.get("at_edge")
-    }
-    listed = "; ".join(f"{where} ({names})" for where, names in edges.items())
+    edges = {", ".join(str(run[name]) for name in keys): run.get("at_edge") for run in runs}
+    listed = "; ".join(f"{where} ({names})" for where, names in edges.items() if names)
+    edge = (
+        f"At the edge of the grid: {listed}" if listed else "No choice is at the edge of its grid"
+    )
     return (
         f"{text} The tuning took {extent(trials, 'trial')} per setting, on validation data and "
-        f"with other seeds: {len(trials):,} in total. "
-        + (
-            f"At the edge of the grid: {listed}."
-            if listed
-            else "No choice is at the edge of its grid."
-        )
+        f"with other seeds: {len(trials):,} in total. {edge}."
     )
 
 
 def readme(study: Study, results: Results) -> str:
     """The text of the README, which is a function of the record."""
     claims = [judgement.markdown for judgement in results.judgements]
+    if any(", p " in claim for claim in claims):
+        claims.append(CORRECTED)
+    if claims and not results.are_stated:
+        claims.insert(0, UNSTATED)
     parts = {
         TABLE: study.table.to_markdown(results.lines),
-        CLAIMS: "\n\n".join(
-            ([] if results.are_stated or not claims else [UNSTATED])
-            + claims
-            + ([CORRECTED] if any(", p " in claim for claim in claims) else [])
-        ),
+        CLAIMS: "\n\n".join(claims),
         FIGURES: "\n\n".join(f"![{figure.caption}]({figure.file})" for figure in study.figures),
         PROVENANCE: _provenance(results.environment),
         TUNING: _describe_tuning(results.rows, study.table.by),
@@ -307,37 +269,30 @@ def write(study: Study, results: Results, folder: Path) -> None:
 
 def main(study: Study, config: Any) -> int:
     """Runs a study, or continues the record `config.resume`; returns the exit code."""
-    width = None if sys.stdout.isatty() else 150
-    console = Console(highlight=False, markup=False, width=width)
-    record = Record(None)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+    record, claims = Record(None), state(study.name, study.claims)
     try:
         if config.resume:
-            config, record = recording.resumed_record(config, study.name, study.stated)
+            config, record = recording.resumed_record(config, study.name, claims)
         settings, seeds = len(study.settings(config)), len(study.seeds(config))
         if not settings:
             raise ExperimentError("no setting has all requested names, such as --methods.")
         if not config.resume:
             record = recording.new_record(config, study.name)
-            record.write(STATED, study.stated)
-        rows = from_main_process(record.rows)
+            record.write(recording.CLAIMS, claims)
         with record, reraise_lost_process():
             print(f"{study.name}: {settings} settings, {seeds} seeds each", flush=True)
-            rows = run(study, config, record, lambda line: print(line, flush=True), rows)
-            folder = record.folder
-            environment = (
-                recording.read_environment(folder) if folder else recording.describe_environment()
-            )
-            results = analyze(study, config, rows, environment)
+            rows = run(study, config, record, lambda line: print(line, flush=True))
+            results = analyze(study, config, rows, record.environment)
             console.print(study.table.to_rich(results.lines))
             print(*[judgement.markdown for judgement in results.judgements], sep="\n\n")
-            if folder:
-                write(study, results, folder)
-                print(f"Record: {folder}")
+            if record.folder:
+                write(study, results, record.folder)
+                print(f"Record: {record.folder}")
             record.finish()
     except (Interrupted, ExperimentError, OSError) as error:
-        if record.folder:
-            hint = f"Continue it with --resume {record.folder}."
-            kind = ExperimentError if isinstance(error, OSError) else type(error)
-            raise kind(f"{error} {hint}") from error
-        raise
+        if not record.folder:
+            raise
+        kind = ExperimentError if isinstance(error, OSError) else type(error)
+        raise kind(f"{error} Continue it with --resume {record.folder}.") from error
     return study.exit_code(results)

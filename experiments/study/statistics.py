@@ -25,32 +25,26 @@ def sd(values: Sequence[float]) -> float:
     return statistics.stdev(values)
 
 
-def confidence_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """The confidence interval of the mean by Student's t-distribution.
 
     It is NaN for fewer than two values or if a value is not finite.
 
     Example:
-      >>> low, high = confidence_interval([1.0, 2.0, 3.0])
+      >>> low, high = t_interval([1.0, 2.0, 3.0])
       >>> round(low, 2), round(high, 2)
       (-0.48, 4.48)
     """
-    deviation = sd(values)
-    if math.isnan(deviation):
-        return math.nan, math.nan
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * deviation / math.sqrt(len(values))
+    count = len(values)
+    half = float(stdtrit(count - 1, (1 + level) / 2)) * sd(values) / math.sqrt(count or 1)
     return mean(values) - half, mean(values) + half
 
 
 class Difference(NamedTuple):
     """The mean over seeds of the difference of a method from a reference.
 
-    Attributes:
-      mean: The mean; infinite if only one of the two diverged with some seed.
-      low: The lower end of the confidence interval of the mean.
-      high: The upper end.
-      error: The standard error of the mean.
-      pairs: The number of seeds.
+    The mean is infinite if only one of the two diverged with some seed. `low` and `high` are the
+    ends of its confidence interval, and `error` is its standard error.
     """
 
     mean: float
@@ -60,11 +54,8 @@ class Difference(NamedTuple):
     pairs: int
 
     def p_above(self, limit: float = 0.0) -> float:
-        """The p-value of the one-sided t-test that the difference is above a limit.
-
-        An infinite difference is above or below every limit by convention.
-        """
-        if math.isinf(self.mean) and self.pairs > 1:
+        """The p-value of the one-sided t-test that the difference is above a limit."""
+        if math.isinf(self.mean) and self.pairs > 1:  # By convention, of every limit.
             return 0.0 if self.mean > 0 else 1.0
         if math.isnan(self.error):
             return math.nan
@@ -82,52 +73,35 @@ class Difference(NamedTuple):
         return tuple(math.inf if each > 700 else math.exp(each) for each in self[:3])
 
 
-def paired_difference(values: BySeed, reference: BySeed, *, level: float = 0.95) -> Difference:
+def paired_difference(
+    values: BySeed, reference: BySeed, *, log: bool = False, level: float = 0.95
+) -> Difference:
     """The difference `values - reference`, paired by seed; lower values are better.
 
     Only common seeds count. If one of the two diverged with some seed, the difference is infinite.
     If each of the two diverged where the other did not, it is NaN. Seeds with which both diverged
-    are excluded.
-
-    Args:
-      values: The value per seed of the method.
-      reference: The value per seed of the reference.
-      level: The level of the confidence interval.
+    are excluded. With `log` it is of natural logarithms, and NaN if a value is 0 or negative.
 
     Example:
       >>> difference = paired_difference({0: 1.1, 1: 1.3, 2: 1.2}, {0: 1.0, 1: 1.1, 2: 1.1})
       >>> round(difference.mean, 3), round(difference.p_above(), 3), difference.pairs
       (0.133, 0.029, 3)
+      >>> round(paired_difference({0: 2.0, 1: 4.2}, {0: 1.0, 1: 2.0}, log=True).ratio[0], 3)
+      2.049
     """
-    pairs = [
-        [each if math.isfinite(each) else math.inf for each in (values[seed], reference[seed])]
-        for seed in values
-        if seed in reference
-    ]
+    if log:
+        if any(value <= 0 for value in (*values.values(), *reference.values())):
+            return Difference(*[math.nan] * 4, len(values.keys() & reference.keys()))
+        logs = [{n: math.log(x) for n, x in each.items()} for each in (values, reference)]
+        return paired_difference(*logs, level=level)
+    both = [(values[seed], reference[seed]) for seed in values if seed in reference]
+    pairs = [[each if math.isfinite(each) else math.inf for each in pair] for pair in both]
     differences = [a - b for a, b in pairs if math.isfinite(a) or math.isfinite(b)]
     center, count = mean(differences), len(differences)
-    low, high = confidence_interval(differences, level)
+    low, high = t_interval(differences, level)
     if math.isinf(center) and count > 1:
         low = high = center
     return Difference(center, low, high, sd(differences) / math.sqrt(count or 1), count)
-
-
-def paired_log_ratio(values: BySeed, reference: BySeed, *, level: float = 0.95) -> Difference:
-    """The difference of the natural logarithms, paired by seed, for positive values.
-
-    It is NaN if a value is 0 or negative. `Difference.ratio` has the ratio and its interval.
-
-    Example:
-      >>> difference = paired_log_ratio({0: 2.0, 1: 4.2}, {0: 1.0, 1: 2.0})
-      >>> round(difference.ratio[0], 3)
-      2.049
-    """
-    if any(value <= 0 for value in (*values.values(), *reference.values())):
-        return Difference(*[math.nan] * 4, len(values.keys() & reference.keys()))
-    logarithms = [
-        {seed: math.log(value) for seed, value in each.items()} for each in (values, reference)
-    ]
-    return paired_difference(*logarithms, level=level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

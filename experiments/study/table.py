@@ -11,37 +11,24 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 
 from experiments.study.record import Kind, Row, grouped, is_missing, of_kind
-from experiments.study.statistics import (
-    Difference,
-    confidence_interval,
-    holm,
-    mean,
-    paired_difference,
-    paired_log_ratio,
-    sd,
-)
+from experiments.study.statistics import Difference, mean, paired_difference, sd, t_interval
 
 MISSING, DIVERGED = "-", "diverged"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """The rows that share the values of some keys, such as one method on one graph.
+    """The rows of all kinds that share the values of some keys, such as one method on one graph.
 
     Attributes:
-      keys: The values of the keys.
-      rows: The rows of all kinds.
       groups: All groups of the table, by the values of their keys.
+      base: The keys of the groups with which others are compared.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, Any],
-        rows: Sequence[Row],
-        groups: Mapping[tuple, "Group"],
-        reference: Mapping[str, Any],
-    ):
-        """Makes one of the `groups`, which are compared with those with the keys of `reference`."""
-        self.keys, self.rows, self.groups, self._reference = dict(keys), rows, groups, reference
+    keys: Mapping[str, Any]
+    rows: Sequence[Row]
+    groups: Mapping[tuple, "Group"]
+    base: Mapping[str, Any]
 
     @functools.cached_property
     def runs(self) -> list[Row]:
@@ -63,17 +50,17 @@ class Group:
 
     def compared_with(self, reference: Mapping[str, Any]) -> "Group":
         """The same group with another reference."""
-        return Group(self.keys, self.rows, self.groups, reference)
+        return dataclasses.replace(self, base=reference)
 
     @property
     def is_reference(self) -> bool:
         """Whether this is the group with which others are compared."""
-        return bool(self._reference) and self._reference.items() <= self.keys.items()
+        return bool(self.base) and self.base.items() <= self.keys.items()
 
     @property
     def reference(self) -> "Group | None":
         """The group with which this group is compared, if it exists."""
-        return self.other(**self._reference) if self._reference else None
+        return self.other(**self.base) if self.base else None
 
     @property
     def paired(self) -> "Group | None":
@@ -82,15 +69,15 @@ class Group:
             return None
         seeds = {run["seed"] for run in self.runs}
         rows = [row for row in reference.rows if row["kind"] != "run" or row["seed"] in seeds]
-        found = Group(reference.keys, rows, self.groups, self._reference)
+        found = dataclasses.replace(reference, rows=rows)
         return found if found.runs else None
 
     def difference(self, name: str, *, log: bool = False, level: float = 0.95) -> Difference | None:
         """The difference from the reference, paired by seed; None for the reference itself."""
         if self.is_reference or self.reference is None:
             return None
-        compare = paired_log_ratio if log else paired_difference
-        return compare(self.by_seed(name), self.reference.by_seed(name), level=level)
+        both = self.by_seed(name), self.reference.by_seed(name)
+        return paired_difference(*both, log=log, level=level)
 
 
 Value = Callable[[Group], Any]
@@ -126,21 +113,14 @@ def first(name: str, kind: Kind = "run") -> Value:
     return lambda group: next(iter(group.values(name, kind)), math.nan)
 
 
-def interval(name: str, level: float = 0.95) -> Value:
+def interval(name: str) -> Value:
     """The mean of a column over seeds, and its confidence interval."""
-    return lambda group: Estimate(
-        mean(group.values(name)), *confidence_interval(group.values(name), level)
-    )
+    return lambda group: Estimate(mean(each := group.values(name)), *t_interval(each))
 
 
 def extent(name: str) -> Value:
     """The mean of a column over seeds, and its range."""
-
-    def value(group: Group) -> Estimate:
-        values = group.values(name)
-        return Estimate(mean(values), min(values), max(values))
-
-    return value
+    return lambda group: Estimate(mean(each := group.values(name)), min(each), max(each))
 
 
 def over_reference(value: Value) -> Value:
@@ -169,21 +149,6 @@ def difference(name: str, *, log: bool = False) -> Value:
     def value(group: Group) -> Estimate | None:
         found = group.difference(name, log=log)
         return found and Estimate(*(found.ratio if log else found[:3]))
-
-    return value
-
-
-def p_worse(name: str, *, log: bool = False) -> Value:
-    """The p-value of the one-sided test that values are above the reference, paired by seed.
-
-    It is corrected by Holm's method for the number of groups of the table that are compared.
-    """
-
-    def value(group: Group) -> float | None:
-        found = {keys: each.difference(name, log=log) for keys, each in group.groups.items()}
-        p_values = {keys: each.p_above() for keys, each in found.items() if each}
-        corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
-        return corrected.get(tuple(group.keys.values()))
 
     return value
 
@@ -285,7 +250,6 @@ class Line:
     values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a column."""
         return self.values[name]
 
     @property
@@ -300,7 +264,6 @@ class Table:
 
     Attributes:
       by: The keys of a group. There is a line per group that has a finished run.
-      columns: The columns.
       reference: The values of keys of the groups with which others are compared.
       adjacent: Keys of which lines with equal values are adjacent, in the order of the first.
 
@@ -324,34 +287,22 @@ class Table:
         for keys in grouped(of_kind(rows, "run"), self.by):
             named = dict(zip(self.by, keys, strict=True))
             groups[keys] = Group(named, by_keys[keys], groups, self.reference)
-        ranks = {name: [*dict.fromkeys(g.keys[name] for g in groups.values())] for name in self.by}
-        ordered = sorted(
-            groups.values(),
-            key=lambda g: [ranks[name].index(g.keys[name]) for name in self.adjacent],
-        )
-        return [
-            Line(group, {column.name: column.value(group) for column in self.columns})
-            for group in ordered
-        ]
+        ranks = {n: [*dict.fromkeys(g.keys[n] for g in groups.values())] for n in self.adjacent}
+        ordered = sorted(groups.values(), key=lambda g: [ranks[n].index(g.keys[n]) for n in ranks])
+        return [Line(group, {c.name: c.value(group) for c in self.columns}) for group in ordered]
 
     def _shown(self, lines: Sequence[Line], *, with_hidden: bool) -> tuple[list[Column], list]:
         """The columns with a heading and a value, and the cells."""
-        columns = [
-            column
-            for column in self.columns
-            if column.heading
-            and (with_hidden or not column.hidden)
-            and any(column.cell(line[column.name]) != MISSING for line in lines)
-        ]
+        wanted = [c for c in self.columns if c.heading and (with_hidden or not c.hidden)]
+        columns = [c for c in wanted if any(c.cell(line[c.name]) != MISSING for line in lines)]
         return columns, [[each.cell(line[each.name]) for each in columns] for line in lines]
 
     def to_rich(self, lines: Sequence[Line]) -> RichTable:
         """For the terminal, without hidden columns."""
         columns, cells = self._shown(lines, with_hidden=False)
         table = RichTable()
-        for column in columns:
-            justify = "left" if column.text else "right"
-            table.add_column(column.heading, justify=justify, overflow="fold")
+        for c in columns:
+            table.add_column(c.heading, justify="left" if c.text else "right", overflow="fold")
         for each in cells:
             table.add_row(*each)
         return table
@@ -365,20 +316,17 @@ class Table:
     def to_csv(self, lines: Sequence[Line]) -> str:
         """As CSV. Numbers have 12 digits, since more differ between versions of Python."""
         fields: list[dict[str, Any]] = [{} for _ in lines]
-        for column in self.columns:
+        for name in (column.name for column in self.columns if column.in_csv):
             for line, of_line in zip(lines, fields, strict=True):
-                value = line[column.name]
+                value = line[name]
                 parts = value if isinstance(value, Spread | Estimate) else (value,)
-                names = [f"{column.name}_{n}" for n in getattr(value, "_fields", ("",))[1:]]
-                if column.in_csv:
-                    of_line |= dict(zip((column.name, *names), parts, strict=True))
-        names = [*dict.fromkeys(name for of_line in fields for name in of_line)]
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
-        for of_line in fields:
-            values = [of_line.get(name, math.nan) for name in names]
-            writer.writerow([float(f"{x:.12g}") if isinstance(x, float) else x for x in values])
+                names = [name, *(f"{name}_{n}" for n in getattr(value, "_fields", ())[1:])]
+                rounded = [float(f"{x:.12g}") if isinstance(x, float) else x for x in parts]
+                of_line |= dict(zip(names, rounded, strict=True))
+        columns, text = dict.fromkeys(name for of_line in fields for name in of_line), io.StringIO()
+        writer = csv.DictWriter(text, [*columns], math.nan, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(fields)
         return text.getvalue()
 
 
@@ -394,9 +342,8 @@ def fact_table(rows: Sequence[Row], about: str) -> str:
     def show(value: Any) -> str:
         if isinstance(value, list):
             return " x ".join(map(show, value)) or MISSING
-        return (
-            MISSING if is_missing(value) else f"{value:.4g}" if type(value) is float else f"{value}"
-        )
+        form = ".4g" if type(value) is float else ""
+        return MISSING if is_missing(value) else format(value, form)
 
     facts = [row for row in rows if row.get("about") == about]
     names = [*dict.fromkeys(name for row in facts for name in row if name not in ("kind", "about"))]

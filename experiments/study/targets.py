@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.study.claims import Results
 from experiments.study.record import Row, grouped, is_missing, of_kind
-from experiments.study.statistics import mean, paired_log_ratio, sd
+from experiments.study.statistics import mean, paired_difference, sd
 from experiments.study.table import Estimate, Group, Line, Spread, Value
 
 
@@ -117,7 +117,7 @@ def over_fastest(column: str, others: Sequence[Mapping[str, Any]]) -> Value:
         if best is None:
             return None
         both = [each.by_seed(f"{column}_to_target") for each in (group, best)]
-        return Estimate(*paired_log_ratio(*both).ratio)
+        return Estimate(*paired_difference(*both, log=True).ratio)
 
     return value
 

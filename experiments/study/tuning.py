@@ -13,6 +13,7 @@ since a value outside may be better.
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +22,10 @@ Point = tuple[Any, ...]
 
 
 class Values(NamedTuple):
-    """The values of one parameter.
+    """The values of one parameter in a grid, such as `(0.01, 0.1)`, and the limits of others.
 
-    Attributes:
-      values: The values of the grid, such as `(0.01, 0.1)`. Other than numbers above 0, such as
-        names, have no order: they are neither extended nor refined. Integers stay integers.
-      lowest: The least value that the parameter may have.
-      highest: The largest value that the parameter may have.
+    Other than numbers above 0, such as names, have no order: they are neither extended nor refined.
+    Integers stay integers.
     """
 
     values: tuple[Any, ...]
@@ -69,12 +67,9 @@ Grid = Mapping[str, Values]
 
 
 class Choice(NamedTuple):
-    """The result of a search.
+    """The point with the least validation loss, and the number of trials.
 
-    Attributes:
-      parameters: The point with the least validation loss; the first of a tie.
-      at_edge: The parameters whose value is an end of the tried values.
-      trials: The number of trials.
+    `at_edge` has the parameters whose value is an end of the tried values.
     """
 
     parameters: dict[str, Any]
@@ -101,23 +96,20 @@ def initial_points(grid: Grid, points: int) -> list[Point]:
     if len(product) <= points:
         return product
     remaining, chosen = random.Random(0).sample(product, len(product)), []
-    counts: dict[tuple[int, Any], int] = {}
+    counts: Counter[tuple[int, Any]] = Counter()
     for _ in range(points):
-        best = min(remaining, key=lambda point: sum(counts.get(v, 0) for v in enumerate(point)))
+        best = min(remaining, key=lambda point: sum(counts[value] for value in enumerate(point)))
         remaining.remove(best)
         chosen.append(best)
-        for value in enumerate(best):
-            counts[value] = counts.get(value, 0) + 1
+        counts.update(enumerate(best))
     return sorted(chosen, key=product.index)
 
 
 def search(grid: Grid, budget: int, trial: Callable[[dict[str, Any]], float]) -> Choice:
-    """The parameters with the least validation loss.
+    """The parameters with the least validation loss `trial(parameters)`, NaN if it diverged.
 
-    Args:
-      grid: The values of each parameter by its name; a plain tuple has the arguments of `Values`.
-      budget: The number of points that are tried, before extensions.
-      trial: `parameters -> validation loss`; not finite if it diverged.
+    The budget is the number of points that are tried, before extensions. A plain tuple in the grid
+    has the arguments of `Values`.
 
     Example:
       >>> choice = search({"rate": Values((0.1, 1.0))}, 2, lambda p: (p["rate"] - 9) ** 2)

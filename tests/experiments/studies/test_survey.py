@@ -4,13 +4,17 @@ import csv
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.methods import ALL_LABELS, METHODS, SELECTED, SURVEYED
 from experiments.studies import survey
 from experiments.studies.survey import CONTROLS, DIGITS, SURVEY, Digits, Survey
 from experiments.study.claims import Results
 from experiments.study.run import analyze, read_results
+from experiments.study.statistics import holm
+from experiments.study.table import Table, key, only_in_csv
 from experiments.study.tuning import EXTENSIONS, search
 from tests.records import committed
 
@@ -48,6 +52,20 @@ def test_the_first_rates_of_train_are_the_choices_of_the_survey() -> None:
             if (line["task"], line["optimizer"]) == ("digits", "sgd")
         }
     assert chosen == SURVEYED, "write the choices of the new record to experiments/methods.py"
+
+
+def test_p_values_are_corrected_over_all_compared_lines() -> None:
+    losses = {"mean": (1.0, 2.0, 3.0), "a": (1.4, 2.2, 3.5), "b": (1.3, 2.1, 3.3), "c": (9.0, 2, 1)}
+    rows = [
+        {"kind": "run", "method": name, "seed": seed, "test_loss": loss}
+        for name, each in losses.items() for seed, loss in enumerate(each)
+    ]  # fmt: skip
+    columns = key("method"), only_in_csv("p", survey.p_worse)
+    first, *others = Table(("method",), columns, {"method": "mean"}).lines(rows)
+    p_values = [stats.ttest_rel(np.log(losses[name]), np.log(losses["mean"]), alternative="greater")
+                .pvalue for name in "abc"]  # fmt: skip
+    assert first["p"] is None
+    assert [line["p"] for line in others] == pytest.approx(holm(p_values))
 
 
 def digits(**ratios: tuple[float, float]) -> Results:

@@ -54,9 +54,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return figures
 
 
-@pytest.mark.parametrize("band", ["interval", "range"])
-def test_lines_are_means_with_bands(tmp_path: Path, drawn: list[Any], band: Any) -> None:
-    Lines(**COMMON, x=(STEP, SECONDS), across=("split",), band=band).draw(tmp_path, RESULTS)
+@pytest.mark.parametrize("options", [{}, {"band": lambda values: (min(values), max(values))}])
+def test_lines_are_means_with_bands(tmp_path: Path, drawn: list[Any], options: Any) -> None:
+    Lines(**COMMON, x=(STEP, SECONDS), across=("split",), **options).draw(tmp_path, RESULTS)
     axes = drawn[0].axes
     panels = [(panel.get_title(), panel.get_xlabel()) for panel in axes]
     assert panels == [(split, label) for label in ("steps", "s") for split in SPLITS]
@@ -66,7 +66,7 @@ def test_lines_are_means_with_bands(tmp_path: Path, drawn: list[Any], band: Any)
             values = np.array([[2 * loss(step, split, method, n) for n in SEEDS] for step in STEPS])
             np.testing.assert_allclose(line.get_data(), (STEPS, values.mean(axis=1)))
             ends = values[0].min(), values[0].max()
-            if band == "interval":  # On a logarithmic axis, it ends at a tenth of the mean.
+            if not options:  # On a logarithmic axis, it ends at a tenth of the mean.
                 center = values[0].mean()
                 low, high = stats.t.interval(0.95, 2, center, stats.sem(values[0]))
                 ends = max(low, center / 10), high
@@ -77,7 +77,7 @@ def test_lines_are_means_with_bands(tmp_path: Path, drawn: list[Any], band: Any)
 
 
 def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]) -> None:
-    options: Any = {"down": ("split",), "at": None, "center": "median", "only": {"top": "the top"}}
+    options: Any = {"down": ("split",), "at": None, "center": np.median, "only": {"top": "the top"}}
     Lines(**COMMON, **options, x=(SECONDS,)).draw(tmp_path, RESULTS)
     (line,) = drawn[0].axes[1].lines
     x, y = line.get_data()  # From the last to begin to the first to end.
@@ -92,7 +92,7 @@ def test_runs_without_common_points_are_sampled(tmp_path: Path, drawn: list[Any]
 def test_points_are_lines_of_the_table(tmp_path: Path, drawn: list[Any], numbered: bool) -> None:
     mark = lambda line: {"marker": "X" if line["is_top"] else "o", "color": "red"}  # noqa: E731
     options: Any = {"across": ("split",), "mark": mark}
-    points = Points(**COMMON, **options, x=Axis("bytes", "kB", 1e-3), numbered=numbered)
+    points = Points(**COMMON, **options, x=(Axis("bytes", "kB", 1e-3),), numbered=numbered)
     points.draw(tmp_path, RESULTS)
     found = [line for line in drawn[0].axes[1].lines if line.get_marker() in ("X", "o")]
     expected = [(10.0, 2 * line["loss"].mean) for line in RESULTS.lines[2:]]
@@ -104,7 +104,7 @@ def test_points_are_lines_of_the_table(tmp_path: Path, drawn: list[Any], numbere
 
 def test_a_record_without_rows_has_no_figure_and_diverged_runs_have_one(tmp_path: Path) -> None:
     rows = [{**row, "loss": math.nan} if row["method"] == "top" else row for row in ROWS]
-    for figure in (Lines(**COMMON, x=(STEP,)), Points(**COMMON, x=Axis("bytes", "B"))):
+    for figure in (Lines(**COMMON, x=(STEP,)), Points(**COMMON, x=(Axis("bytes", "B"),))):
         path = figure.draw(tmp_path, Results(None, rows, TABLE.lines(rows)))
         assert path.read_bytes().startswith(b"\x89PNG")
         with pytest.raises(ExperimentError, match=r"There is nothing to draw in figure\.png"):

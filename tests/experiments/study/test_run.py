@@ -90,8 +90,9 @@ def make(trainer: Counting, **options: Any) -> Study:
 
 def rows_of(study: Study, rows: Any = ()) -> tuple[list[Row], list[str]]:
     """The rows and the lines of progress."""
-    lines: list[str] = []
-    return run(study, Config(), Record(None), lines.append, rows), lines
+    lines, record = list[str](), Record(None)
+    record.rows = [*rows]
+    return run(study, Config(), record, lines.append), lines
 
 
 @pytest.fixture(autouse=True)
@@ -227,8 +228,8 @@ def test_a_continued_record_keeps_its_options_claims_and_study(tmp_path: Path) -
     assert f"- {CLAIM.text}" in before[CLAIMS].decode().splitlines()
     claims = {"claims": (CLAIM._replace(text="`half` has the higher loss."),)}
     for study, seeds, message in (
-        (make(Counting()), 4, r"--seeds is 3 in .*, got 4. Omit the option"),
-        (make(Counting(), **claims), 3, "The claims of the study are not those of"),
+        (make(Counting()), 4, r"--seeds is 3 in .*, got 4. Omit it or begin"),
+        (make(Counting(), **claims), 3, "The claims are not those of"),
         (dataclasses.replace(make(Counting()), name="a"), 3, "not a record of the study `a`"),
     ):
         with pytest.raises(ExperimentError, match=message):

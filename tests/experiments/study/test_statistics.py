@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.study.statistics import holm, paired_difference, paired_log_ratio, sd
+from experiments.study.statistics import holm, paired_difference, sd
 
 NAN, INF = math.nan, math.inf
 PAIRS = st.lists(st.tuples(*[st.floats(0.01, 100)] * 2), min_size=2, max_size=8)
@@ -23,7 +23,7 @@ def test_paired_tests_equal_those_of_scipy(
     a, b = np.log(np.transpose(pairs)) if log else np.transpose(pairs)
     assume(np.ptp(a - b) > 1e-2)
     of_seeds = [dict(enumerate(each)) for each in np.transpose(pairs).tolist()]
-    found = (paired_log_ratio if log else paired_difference)(*of_seeds, level=level)
+    found = paired_difference(*of_seeds, log=log, level=level)
     interval = stats.ttest_1samp(a - b, 0).confidence_interval(level)
     np.testing.assert_allclose(found[:3], ((a - b).mean(), *interval), rtol=1e-6, atol=1e-9)
     assert found.pairs == len(pairs)
@@ -51,7 +51,9 @@ def test_only_common_seeds_are_paired_and_few_have_no_test() -> None:
     assert (found.mean, found.pairs) == (0.75, 2)
     one, none = paired_difference({0: 1.0}, {0: 3.0}), paired_difference({0: 1.0}, {})
     assert (one.mean, one.pairs, none.pairs) == (-2, 1, 0)
-    of_one, of_zero = (paired_log_ratio({0: each}, {0: 1.0}).ratio for each in (2.0, 0.0))
+    of_one, of_zero = (
+        paired_difference({0: each}, {0: 1.0}, log=True).ratio for each in (2.0, 0.0)
+    )
     assert of_one[0] == pytest.approx(2)
     tests = (test() for each in (one, none) for test in (each.p_above, each.p_below))
     undecided = *tests, none.mean, *of_one[1:], *of_zero, sd([1.0]), sd([1, INF])

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scipy import stats
 
 from experiments.study.record import Row, make_row
-from experiments.study.statistics import holm
 from experiments.study.table import (
     SEEDS,
     Column,
@@ -22,9 +20,7 @@ from experiments.study.table import (
     first,
     key,
     mean_of,
-    only_in_csv,
     over_reference,
-    p_worse,
     spread,
     tuned,
 )
@@ -101,15 +97,7 @@ def test_missing_seeds_ties_and_diverged_runs() -> None:
     assert loss.cell(Estimate(1.0, 0.5, 1.5)) == "1.00 [0.50, 1.50]"
 
 
-def test_p_values_are_corrected_over_all_compared_lines() -> None:
-    losses = {"mean": (1.0, 2.0, 3.0), "a": (1.4, 2.2, 3.5), "b": (1.3, 2.1, 3.3), "c": (9.0, 2, 1)}
-    rows = [row for name, each in losses.items() for row in runs("x", name, dict(enumerate(each)))]
-    columns = key("method"), only_in_csv("p", p_worse("loss"))
-    lines = Table(("graph", "method"), columns, {"method": "mean"}).lines(rows)
-    p_values = [stats.ttest_rel(losses[name], losses["mean"], alternative="greater").pvalue
-                for name in "abc"]  # fmt: skip
-    assert lines[0]["p"] is None
-    assert [line["p"] for line in lines[1:]] == pytest.approx(holm(p_values))
+def test_tuned_parameters_at_an_edge_are_marked() -> None:
     rows = runs("x", "a", {0: 1.0}, rate=0.10, k=2, at_edge="momentum, k")
     group = TABLE.lines(rows)[0].group
     assert (tuned("rate")(group), tuned("bits")(group)) == ("0.1", None)
