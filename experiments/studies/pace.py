@@ -47,9 +47,7 @@ from jaxcomm.wire._account import Account
 # One process of several is slow, in real time.
 MINIBATCHES, MINIBATCH = 4, 16  # Of a worker and window, and the examples of one.
 RATE = 0.4
-MINIBATCH_SECONDS = 0.02  # Of sleep per mini-batch, which emulate an accelerator.
 SLOWDOWN = 3.0
-DEADLINE_SLACK = 1.1  # The deadline over the time of all mini-batches of a fast worker.
 LOSS = 0.4  # The training loss at which the time is measured.
 LOGGED = 24  # The logged losses of a synchronous run.
 LONGER = 2  # Windows of a non-blocking run over those of a synchronous run.
@@ -77,6 +75,10 @@ class Pace(Options):
     """seeds, each with a run per strategy and clock"""
     windows: int = 72
     """windows of a synchronous run"""
+    minibatch_seconds: float = 0.02
+    """seconds of sleep per mini-batch, which emulate an accelerator"""
+    deadline_slack: float = 1.1
+    """deadline over the time in which a fast worker ends all mini-batches"""
     distributed: bool = False
     """join the processes that `launch` has started"""
     start_timeout: float = 300.0
@@ -111,7 +113,7 @@ def measured(config: Pace, rows: Sequence[Row], setting: Setting, seed: int) -> 
     found = {}
     if runs and setting["strategy"] == "non_blocking":
         fastest = min(runs[0]["minibatch_seconds"])
-        found["deadline"] = DEADLINE_SLACK * MINIBATCHES * fastest
+        found["deadline"] = config.deadline_slack * MINIBATCHES * fastest
     if setting["clock"] == "simulated":
         for name in ("minibatch_seconds", "exchange_seconds"):
             of_seed = [row[name] for row in runs if row["seed"] == seed]
@@ -171,14 +173,14 @@ def make_real_run(
         task.loss, step, mesh, seconds=deadline, minibatches=MINIBATCHES
     )
     gradient = jax.jit(jax.grad(task.loss))
-    extra = (SLOWDOWN - 1) * MINIBATCH_SECONDS if me == workers - 1 else 0.0
+    extra = (SLOWDOWN - 1) * config.minibatch_seconds if me == workers - 1 else 0.0
 
     def slowly(weights, seed):
         for batch in minibatches_of(task, me, workers, seed):
             end = time.perf_counter() + extra
             while time.perf_counter() < end:
                 jax.block_until_ready(gradient(weights, batch))
-            time.sleep(MINIBATCH_SECONDS)
+            time.sleep(config.minibatch_seconds)
             yield batch
 
     def run(seed, count, every):
@@ -264,7 +266,7 @@ PACES = Table(
 
 
 def describe_pace(results: Results) -> list[str]:
-    extra = 1e3 * MINIBATCH_SECONDS
+    extra = 1e3 * results.config.minibatch_seconds
     (deadline,) = {row["deadline"] for row in results.rows if "deadline" in row}
     return [
         "digits, several processes of one machine, windows of 4 mini-batches of 16 examples, plain "
