@@ -16,6 +16,7 @@ PAGES = sorted(
     | {*ROOT.glob("docs/**/*.md")}
 )
 LAB = ROOT / "experiments/records/2026-11-23_lab/table.csv"
+LOSS = ROOT / "experiments/records/2026-11-24_loss/table.csv"
 FENCED = re.compile(r"^( *)(```+)[^\n`]*\n(.*?)^ *\2 *$", re.DOTALL | re.MULTILINE)
 DEFINED = {
     "a common mistake",
@@ -119,12 +120,17 @@ METHODS = {
 }
 
 
+def times_of(table: pathlib.Path, column: str) -> dict[tuple[str, str], float]:
+    with table.open(encoding="utf-8") as file:
+        rows = [*csv.DictReader(file)]
+    return {(row["link"], row["method"]): float(row[column]) for row in rows}
+
+
 def test_the_table_of_the_readme_is_that_of_the_record() -> None:
-    with LAB.open(encoding="utf-8") as file:
-        times = {(row["link"], row["method"]): row for row in csv.DictReader(file)}
+    times = times_of(LAB, "milliseconds")
 
     def took(link: str, method: str) -> str:
-        return f"{float(times[link, method]['milliseconds']):.0f}"
+        return f"{times[link, method]:.0f}"
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for shown, (method, peer) in METHODS.items():
@@ -133,6 +139,35 @@ def test_the_table_of_the_readme_is_that_of_the_record() -> None:
         links = ("200mbit", "1gbit", "unshaped")
         expected = [took(link, method) for link in links]
         assert cells == [*expected, took("200mbit", peer) if peer else "no such hook"], shown
+
+
+def test_the_percentages_of_the_readme_are_those_of_the_record() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    times = times_of(LAB, "milliseconds")
+    for percent, link, method, other in (
+        (r"takes (\d+) % longer \|", "200mbit", "mean", "ddp"),
+        (r"takes (\d+) % longer\*\*", "200mbit", "mean_bfloat16", "ddp_fp16_kept_memory"),
+        (r"and (\d+) % at 1 Gbit/s", "1gbit", "mean_bfloat16", "ddp_fp16_kept_memory"),
+        (r"takes (\d+) % less", "200mbit", "power_sgd_rank_4", "ddp_power_sgd_4_kept_memory"),
+    ):
+        (found,) = re.findall(percent, text)
+        assert int(found) == round(100 * abs(times[link, method] / times[link, other] - 1)), percent
+    assert times["unshaped", "two_stage:4"] / times["unshaped", "mean"] == pytest.approx(
+        1.25, abs=0.02
+    )
+
+
+def test_the_seconds_of_the_readme_are_those_of_the_record() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    times = times_of(LOSS, "seconds_to_target")
+    shown = re.findall(
+        r"DDP takes (\d+) s, its fp16 hook (\d+) s, and .*? (\d+) s\. "
+        r"Without a limit they take (\d+), (\d+) and (\d+) s",
+        text,
+    )
+    methods = ("ddp", "ddp_fp16", "power_sgd_rank_4_start_2")
+    expected = [round(times[link, each]) for link in ("200mbit", "unshaped") for each in methods]
+    assert [*map(int, shown[0])] == expected
 
 
 def test_every_page_is_committed() -> None:
