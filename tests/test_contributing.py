@@ -1,5 +1,6 @@
 """The guides for methods use public names only; what they build holds the laws."""
 
+import ast
 import pathlib
 import re
 from typing import Any
@@ -11,18 +12,33 @@ import optax
 import pytest
 
 import jaxcomm
-from jaxcomm import gossip, hierarchical
+from jaxcomm import gossip, hierarchical, synchronization
+from jaxcomm.catalogue import LARGE, METHODS, Method, _dense, _parameters
 from jaxcomm.testing import check_aggregator, check_codec, check_gossip
+from tests.cases import _case, _gossip, _local, _quantized, page
+from tests.gossip import oracle
 from tests.imports import imported
 
 GUIDES = pathlib.Path(__file__).parents[1] / "docs" / "contributing"
 NAMES = ("codec", "aggregator", "gossip", "local_method")
 
 
+PLACES = {  # Of the entries that a guide shows beside its module.
+    "codec": (_dense, _quantized),
+    "aggregator": (_dense, _quantized),
+    "gossip": (_parameters, oracle, _gossip),
+    "local_method": (_parameters, _local),
+}
+
+
+def blocks_of(guide: str) -> list[str]:
+    text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def module_of(guide: str) -> str:
     """The first example of a guide, a module."""
-    text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    return blocks_of(guide)[0]
 
 
 def built(guide: str) -> dict[str, Any]:
@@ -35,6 +51,37 @@ def built(guide: str) -> dict[str, Any]:
 def test_a_guide_imports_public_names_only(guide: str) -> None:
     ours = [name for name in imported(module_of(guide)) if name.startswith("jaxcomm")]
     assert ours and not [name for name in ours if "._" in name]
+
+
+@pytest.mark.parametrize("guide", NAMES)
+def test_the_entries_of_a_guide_are_entries(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are evaluated where they belong; the catalogue's builds what its call is."""
+    own = built(guide)
+    names = {name: value for module in PLACES[guide] for name, value in vars(module).items()} | own
+    for module in (jaxcomm, gossip, synchronization, oracle):
+        for name, value in own.items():
+            monkeypatch.setattr(module, name, value, raising=False)
+    entries: list[Any] = []
+    for block in blocks_of(guide)[1:]:
+        if block.startswith("def "):
+            exec(block, names)
+            monkeypatch.setattr(oracle, "damped", names["damped"], raising=False)
+            continue
+        parsed: Any = ast.parse(f"[{block}]", mode="eval").body
+        for entry in parsed.elts:
+            entries.append(eval(ast.unparse(entry), names))
+            if isinstance(entries[-1], Method):
+                catalogue = {**METHODS, entries[-1].name: entries[-1]}
+                for module in (_gossip, _local, _case):
+                    monkeypatch.setattr(module, "METHODS", catalogue, raising=False)
+    method, case = entries
+    assert method.name == case.name
+    given = {**page.names(10**4), **own, "jaxcomm": jaxcomm}
+    assert type(eval(method.call, given)) is type(rebuilt(method))
+
+
+def rebuilt(method: Method) -> Any:
+    return method.build(LARGE, **({"period": 2} if method.kind == "local" else {}))
 
 
 def test_the_codec_satisfies_the_laws() -> None:
