@@ -199,11 +199,12 @@ def unless_exact(value: Value) -> Value:
 
 
 def ratio_of(total: str, count: str) -> Value:
-    """The mean of a column over that of another; None without them."""
+    """The mean of a column over that of another; None if the runs have no such other."""
 
     def value(group: Group) -> float | None:
-        ratio = mean_of(total)(group) / mean_of(count)(group)
-        return None if math.isnan(ratio) else ratio
+        if all(count not in run for run in group.runs):
+            return None
+        return mean_of(total)(group) / mean_of(count)(group)
 
     return value
 

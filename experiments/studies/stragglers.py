@@ -43,15 +43,16 @@ from experiments.study.run import (
     Study,
     Trainer,
 )
+from experiments.study.statistics import mean
 from experiments.study.table import (
     SEEDS,
     Column,
     Table,
+    Value,
     compared_with,
     difference,
     fact_table,
     key,
-    mean_of,
     spread,
     tuned_beside,
 )
@@ -255,6 +256,11 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     )
 
 
+def of_events(name: str) -> Value:
+    """The mean over seeds of what only the runs of the event engine have."""
+    return lambda group: mean([run.get(name, math.nan) for run in group.runs])
+
+
 TIMES = Table(
     by=KEYS,
     columns=(
@@ -268,8 +274,8 @@ TIMES = Table(
                targets.show_ratio),
         Column("of synchronous", compared_with(difference(TIME, log=True), **SYNCHRONOUS),
                targets.show_ratio),
-        Column("staleness", mean_of("mean_staleness"), ".1f", hidden=True),
-        Column("uploads", mean_of("uploads"), ".2f", hidden=True),
+        Column("staleness", of_events("mean_staleness"), ".1f", hidden=True),
+        Column("uploads", of_events("uploads"), ".2f", hidden=True),
         Column("on slow shard", spread("slow_shard_loss"), ".3f", hidden=True),
         Column("test loss", spread("test_loss"), ".3f"),
     ),

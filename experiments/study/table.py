@@ -36,9 +36,9 @@ class Group:
         return of_kind(self.rows, "run")
 
     def values(self, name: str, kind: Kind = "run") -> list[Any]:
-        """The values of one column, one per row of the kind; NaN where a row has none."""
+        """The values of one column, one per row of the kind."""
         rows = self.runs if kind == "run" else of_kind(self.rows, kind)
-        return [row.get(name, math.nan) for row in rows]
+        return [row[name] for row in rows]
 
     def by_seed(self, name: str) -> dict[int, Any]:
         """The values of one column of the runs by seed."""
@@ -110,7 +110,7 @@ def mean_of(name: str) -> Value:
 
 def first(name: str, kind: Kind = "run") -> Value:
     """The first value of a column that no seed changes; NaN without rows of the kind."""
-    return lambda group: next(iter(group.values(name, kind)), math.nan)
+    return lambda group: next((row.get(name) for row in of_kind(group.rows, kind)), math.nan)
 
 
 def interval(name: str) -> Value:
