@@ -306,7 +306,7 @@ def link_of(task: Task, method: str) -> Link:
     state = jaxcomm.init(tx, params, WORKERS)
     sent = jaxcomm.wire.account(step, params, state, jnp.zeros(WORKERS)).collectives
     reduced, messages = (
-        [each.bytes_per_worker for each in sent if each.shape and each.primitive == primitive]
+        [each.bytes_per_worker for each in sent if each.shape and each.kind == primitive]
         for primitive in ("all_reduce", "ppermute")
     )
     return Link(

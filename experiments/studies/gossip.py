@@ -265,7 +265,7 @@ def train(config: Gossip, setting: Setting) -> Trainer:
     params = jaxcomm.replicate(digits().first_weights(0), workers)
     batch = data.train_inputs[: config.batch], data.train_labels[: config.batch]
     account = jaxcomm.wire.account(step(0.1), params, init(0, params), batch)
-    sent = [each.bytes_per_worker for each in account.collectives if each.primitive == "ppermute"]
+    sent = [each.bytes_per_worker for each in account.collectives if each.kind == "ppermute"]
     # All rounds send the same number of bytes; push-sum also sends the mass.
     bytes_per_round = sum(sent) / sent.count(max(sent))
 

@@ -371,8 +371,8 @@ def seconds_of(account: Account, slowdown: float) -> float:
     its worker sends and receives at the same time. The link of worker 0 is slower.
     """
     total = 0.0
-    for kind in {each.primitive for each in account.collectives}:
-        stage = [each for each in account.collectives if each.primitive == kind]
+    for kind in {each.kind for each in account.collectives}:
+        stage = [each for each in account.collectives if each.kind == kind]
         total += max(
             max(sum(each.bytes_sent(worker) for each in stage),
                 sum(each.bytes_received(worker) for each in stage))

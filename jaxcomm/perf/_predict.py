@@ -169,7 +169,7 @@ def network_seconds(account: Account, link: LinkLike, share: float) -> float:
     measured = _calibrated(link, {axis for c in account.collectives for axis in c.axes})
 
     def parts(c: Collective) -> tuple[float, float]:
-        links = [measured.link(axis, c.primitive) for axis in c.axes]
+        links = [measured.link(axis, c.kind) for axis in c.axes]
         each = [(c.messages * x.latency, c.bytes_per_worker / x.bytes_per_second) for x in links]
         return max(each, key=sum)
 

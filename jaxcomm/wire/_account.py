@@ -1,12 +1,13 @@
-"""Reads the bytes that a program sends from its jaxpr."""
+"""The report of what a program sends."""
 
-import warnings
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from jaxcomm.wire._collective import (
+    Branches,
     Collective,
     Cost,
     Node,
@@ -14,12 +15,12 @@ from jaxcomm.wire._collective import (
     bytes_of,
     flat,
     heaviest,
-    inserted,
-    is_partitioned,
     messages_of,
 )
-from jaxcomm.wire._program import named_axes, table
-from jaxcomm.wire._walk import collectives_of
+from jaxcomm.wire._compiled import Work
+from jaxcomm.wire._program import table
+
+_ROWS, _WIDTH = 30, 110
 
 
 class Account:
@@ -149,138 +150,141 @@ class Account:
 
         return cost(self.heaviest(cost))
 
-    def __str__(self) -> str:
-        rows = [("collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within")]
-        rows += [
-            (
-                c.primitive,
-                ",".join(c.axes),
-                str(c.workers),
-                str(c.dtype),
-                "x".join(map(str, c.shape)) or "scalar",
-                f">={c.times}" if c.unbounded else str(c.times),
-                f"{'<=' if c.automatic else ''}{c.bytes_per_worker:,.0f}",
-                " / ".join(c.path) or "-",
-            )
+    @property
+    def widened_bytes(self) -> float:
+        """What XLA for CPUs sends beside the total, since it sends 16 bits as 32."""
+        sent = heaviest(self._nodes, bytes_of)
+        return sum(
+            c.bytes_per_worker * (c.widened.itemsize / c.dtype.itemsize - 1)
+            for c in sent
+            if c.widened is not None
+        )
+
+    @property
+    def overlapped(self) -> float:
+        """The share of bytes during whose messages a compiled program computes products, 0 to 1."""
+        sent = heaviest(self._nodes, bytes_of)
+        hidden = bytes_of([c for c in sent if c.is_overlapped])
+        return hidden / self.bytes_per_worker if self.bytes_per_worker else 1.0
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row per collective, for a data frame; the arrays of a combined message have one each.
+
+        Beside the fields of an entry of `collectives`: its `bytes`, and the `flops` that a compiled
+        program computes until it awaits the message.
+        """
+        return [
+            {
+                "kind": c.kind,
+                "axes": ",".join(c.axes),
+                "workers": c.workers,
+                "dtype": str(c.dtype),
+                "shape": c.shape,
+                "times": c.times,
+                "unbounded": c.unbounded,
+                "bytes": c.bytes_per_worker,
+                "within": " / ".join(c.path),
+                "message": c.group,
+                "combined": c.combined,
+                "asynchronous": c.asynchronous,
+                "flops": c.during.flops,
+                "source": c.source,
+                "scope": c.scope,
+            }
             for c in self.collectives
         ]
+
+    def json(self) -> str:
+        """The report as JSON, for `jaxcomm.wire.require(same_as=...)`; a line per collective."""
+        return json.dumps({"collectives": _lists(self._nodes)}, indent=1) + "\n"
+
+    def __str__(self) -> str:
+        messages: dict[Any, list[Collective]] = {}
+        for number, c in enumerate(self.collectives):
+            messages.setdefault((c.group, c.path) if c.combined > 1 else number, []).append(c)
+        rows = sorted(messages.values(), key=bytes_of, reverse=True)
+        shown, others = rows[:_ROWS], rows[_ROWS:]
+        named = ["collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within"]
+        more = {
+            "meanwhile": (_meanwhile, any(c.asynchronous for c in self.collectives)),
+            "where": (lambda row: row[0].where, any(row[0].where for row in shown)),
+        }
+        cells = [(*named, *(name for name, (_, is_shown) in more.items() if is_shown))]
+        for row in shown:
+            extra = (of(row) for of, is_shown in more.values() if is_shown)
+            cells.append((*_cells(row), *extra))
+        lines = table(cells)
+        lines = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines]
+        if others:
+            rest = sum(map(bytes_of, others))
+            lines.append(f"and {len(others)} others: {rest:,.0f} bytes")
         bound = "at least " if self.unbounded else "at most " if self.at_most else ""
         lightest = self.amortized_bytes_per_worker(0)
         lower = "" if lightest == self.bytes_per_worker else f"{lightest:,.0f} to "
-        total = f"bytes sent per worker: {bound}{lower}{self.bytes_per_worker:,.0f}"
-        return "\n".join([*table(rows), total])
+        lines.append(f"bytes sent per worker, in rings: {bound}{lower}{self.bytes_per_worker:,.0f}")
+        if any(c.combined > 1 for c in self.collectives):
+            lines.append("Of several arrays in one message, XLA keeps the source of one.")
+        if self.widened_bytes:
+            lines.append(f"* XLA for CPUs sends 32 bits: {self.widened_bytes:,.0f} bytes more.")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
 
-def account(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Account:
-    r"""Counts the bytes that `fn(*args, **kwargs)` sends, from its traced JAX program.
+def _cells(row: Sequence[Collective]) -> tuple[str, ...]:
+    """A message: its collective, or the arrays that are combined in it."""
+    c, *others = row
+    dtypes = dict.fromkeys(f"{each.dtype}{'*' * bool(each.widened)}" for each in row)
+    return (
+        c.kind,
+        ",".join(c.axes),
+        str(c.workers),
+        ",".join(dtypes),
+        f"{len(row)} arrays" if others else "x".join(map(str, c.shape)) or "scalar",
+        f">={c.times}" if c.unbounded else str(c.times),
+        f"{'<=' if c.automatic else ''}{bytes_of([*row]):,.0f}",
+        " / ".join(c.path) or "-",
+    )
 
-    Bytes are those that one worker sends in ring schedules, with :math:`n` workers and an operand
-    of :math:`B` bytes:
 
-    ==================  ======================
-    all-reduce          :math:`2 (n-1)/n\, B`
-    reduce-scatter      :math:`(n-1)/n\, B`
-    all-to-all          :math:`(n-1)/n\, B`
-    all-gather          :math:`(n-1)\, B`
-    ppermute            :math:`B`
-    ==================  ======================
+def _meanwhile(row: Sequence[Collective]) -> str:
+    return f"{row[0].during.flops:.2g} FLOP" if row[0].asynchronous else "-"
 
-    The account includes collectives that autodiff inserts. It excludes collectives with unused
-    results and counts duplicates once. The bytes of a loop of known length are multiplied by the
-    length. Conditionals are reported branch by branch and counted as the heaviest branch. Loops of
-    unknown length are flagged.
 
-    If an operand is sharded over an Explicit axis, or in a `jax.shard_map` over that axis, a device
-    sends its own shard. For an automatic axis, the program does not specify the sharding: the whole
-    operand is counted, and the account prints "at most". The function does not run.
+def _lists(nodes: Sequence[Node]) -> list[Any]:
+    """Collectives as dicts, and conditionals as lists of branches."""
 
-    Args:
-      fn: A function that communicates, such as the step of `jaxcomm.make_step` or
-        `jaxcomm.simulate`.
-      *args: Its arguments, arrays or `jax.ShapeDtypeStruct`.
-      **kwargs: Its keyword arguments, also arrays or `jax.ShapeDtypeStruct`.
+    def plain(c: Collective) -> dict[str, Any]:
+        kept = c._asdict() | {"dtype": str(c.dtype), "widened": c.widened and str(c.widened)}
+        defaults = Collective._field_defaults
+        return {key: x for key, x in kept.items() if key not in defaults or x != defaults[key]}
 
-    Returns:
-      The account; print it for a table. Bytes of one worker: `bytes_per_worker`;
-      `bytes_by_axis`, a dict; `bytes_of_branches`, as if all branches ran;
-      `amortized_bytes_per_worker(share)`, if only this share of the runs takes the heaviest branch;
-      `bytes_sent(worker)` and `bytes_received(worker)`, which differ if only some workers take part
-      in messages. `messages` counts sequential messages, and `seconds(bytes_per_second, latency)`
-      is their time without overlap. `unbounded`: a loop of unknown length sends, and counts once;
-      `at_most`: XLA may shard an operand that is counted whole. `collectives` has one entry per
-      collective of every branch, and `heaviest(cost)` those of the branches with the largest
-      `cost(collectives)`. An entry has `primitive`, such as `"all_reduce"`; `axes`; `workers`;
-      `dtype` and `shape` of the operand; `times`, how often it runs; `path`, the control flow
-      around it; `bytes_per_worker`; and `messages`.
+    return [
+        plain(node) if isinstance(node, Collective) else [*map(_lists, node.branches)]
+        for node in nodes
+    ]
+
+
+def read(text: str) -> Account:
+    """The report that `Account.json` has written.
 
     Raises:
-      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing; or if XLA
-        inserts collectives, because `fn` computes with sharded arrays outside of `jax.shard_map`.
-        Only a program that does so is compiled, to find out.
-
-    Warns:
-      UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
-
-    The account has the collectives that the program asks for. It does not include those that XLA
-    inserts within a `jax.shard_map`, over the axes that it leaves to XLA, such as the `shard_axes`
-    of a step; a scalar that XLA sends beside counted collectives, such as a global norm of sharded
-    gradients; and wider dtypes of a backend. In an all-reduce, XLA sends bfloat16 as float32 on CPU
-    and int16 as int32 on GPU; no codec of this library uses them there.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax, jaxcomm
-      >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
-      >>> params = jnp.zeros(1000)
-      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, workers=8)
-      >>> sent = jaxcomm.wire.account(
-      ...     step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000))
-      ... )
-      >>> print(sent)
-      collective  axis  workers  dtype    shape   times  bytes  within
-      all_reduce  data  8        float32  2       1      14     -
-      all_reduce  data  8        int8     1000    1      1,750  -
-      all_reduce  data  8        float32  scalar  1      7      -
-      bytes sent per worker: 1,771
-      >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
-      0.043771
+      ValueError: If it is not one.
     """
-    run = getattr(fn, "on_mesh", fn)
-    jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
-    found = Account(collectives_of(jaxpr.jaxpr))
-    _require_counted(run, jaxpr, found, args, kwargs)
-    automatic = {name for collective in found.collectives for name in collective.automatic}
-    sharded = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-        spec = getattr(getattr(leaf, "sharding", None), "spec", ())
-        if over := sorted(automatic.intersection(sum(named_axes(spec), ()))):
-            sharded.append(f"at {jax.tree_util.keystr(path[1:])} is sharded over {over}")
-    if sharded:
-        others = f" (and {len(sharded) - 1} other arguments)" if len(sharded) > 1 else ""
-        warnings.warn(
-            f"The argument {sharded[0]}{others}: the account counts the whole array, an upper "
-            "bound. `jaxcomm.shard_local(tx, specs)` sends each shard separately.",
-            stacklevel=2,
-        )
-    return found
 
+    def tuples(x: Any) -> Any:
+        return tuple(map(tuples, x)) if isinstance(x, list) else x
 
-def _require_counted(run: Any, jaxpr: Any, found: Account, *given: Any) -> None:
-    """Raises if XLA inserts collectives outside of `shard_map`; compiles only if it may."""
-    leaves = jax.tree.leaves(given)
-    # A step that places its arguments before it starts moves them once, not in its program.
-    inputs = [None] * len(leaves) if getattr(run, "places_arguments", False) else leaves
-    if not is_partitioned(jaxpr, inputs):
-        return
-    args, kwargs = given
-    lower = getattr(run, "lower", None) or jax.jit(run).lower
-    others = inserted(lower(*args, **kwargs).compile().as_text() or "")
-    if found.collectives:  # Beside them, a scalar such as a global norm is nothing.
-        others = [each for each in others if not each.endswith("[]")]
-    if others:
-        raise ValueError(
-            "XLA partitions this program and inserts collectives that its trace does not have: "
-            f"{', '.join(others[:3])}{' and others' * (len(others) > 3)}. Account for a program "
-            "that sends in `jax.shard_map` only, such as the step of `jaxcomm.make_step`."
-        )
+    def node(x: Any) -> Node:
+        if isinstance(x, list):
+            return Branches(tuple(tuple(map(node, branch)) for branch in x))
+        given = {key: tuples(value) for key, value in x.items()}
+        given["dtype"] = jnp.dtype(given["dtype"])
+        if given.get("widened"):
+            given["widened"] = jnp.dtype(given["widened"])
+        return Collective(**given | {"during": Work(*given.get("during", (0, 0)))})
+
+    try:
+        return Account(tuple(map(node, json.loads(text)["collectives"])))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError("This is not a report that `account(...).json()` has written.") from error

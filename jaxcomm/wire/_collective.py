@@ -1,15 +1,12 @@
-"""The cost of a collective, also in conditionals; collectives that XLA inserts by itself."""
+"""The cost of a collective, also in conditionals."""
 
-import itertools
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
-from jax.sharding import NamedSharding
 
-from jaxcomm.wire._program import inlined, is_literal, manual_axes, named_axes
+from jaxcomm.wire._compiled import Work
 
 # For ring schedules: bytes sent per worker over bytes of the operand, and sequential messages.
 _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
@@ -18,13 +15,14 @@ _SCHEDULES: dict[str, Callable[[int], tuple[float, int]]] = {
     "all_to_all": lambda n: ((n - 1) / n, n - 1),
     "all_gather": lambda n: (float(n - 1), n - 1),
     "ppermute": lambda n: (1.0, 1) if n > 1 else (0.0, 0),
+    "broadcast": lambda n: (1.0, n - 1) if n > 1 else (0.0, 0),
 }
 
 
 class Collective(NamedTuple):
     """One operand of one collective, with the number of times that it runs."""
 
-    primitive: str  # "all_reduce", "all_gather", "all_to_all", "reduce_scatter" or "ppermute"
+    kind: str  # "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "ppermute", "broadcast"
     axes: tuple[str, ...]
     workers: int
     dtype: np.dtype
@@ -33,12 +31,18 @@ class Collective(NamedTuple):
     path: tuple[str, ...]  # the control flow around it: "scan x5", "cond 1/2", "while"
     group: int  # compilers combine the collectives with one group number in one message
     automatic: tuple[str, ...] = ()  # axes over which XLA may have sharded the operand
-    pairs: tuple[tuple[int, int], ...] = ()  # of a permutation: who sends to whom
+    pairs: tuple[tuple[int, ...], ...] = ()  # of a permutation: who sends to whom
+    source: str = ""  # the user's line, "train.py:12"; empty within this library
+    scope: str = ""  # the named scopes, "global_qsgd/norm"
+    combined: int = 1  # how many arrays a compiled program sends in its message
+    asynchronous: bool = False  # whether a compiled program computes until a later instruction
+    during: Work = Work(0, 0)  # what it computes until then
+    widened: np.dtype | None = None  # as which dtype XLA for CPUs sends it, if not as its own
 
     @property
     def bytes_per_worker(self) -> float:
         """Bytes that one device sends in all `times`; an upper bound if axes are automatic."""
-        factor, _ = _SCHEDULES[self.primitive](self.workers)
+        factor, _ = _SCHEDULES[self.kind](self.workers)
         return self.times * factor * math.prod(self.shape) * self.dtype.itemsize
 
     def bytes_sent(self, worker: int) -> float:
@@ -54,7 +58,22 @@ class Collective(NamedTuple):
     @property
     def messages(self) -> int:
         """Sequential messages that one device sends in all `times`."""
-        return self.times * _SCHEDULES[self.primitive](self.workers)[1]
+        return self.times * _SCHEDULES[self.kind](self.workers)[1]
+
+    @property
+    def where(self) -> str:
+        """The user's line, or the named scopes of a method of this library."""
+        return self.source or self.scope
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether it is in a loop."""
+        return any(not part.startswith("cond ") for part in self.path)
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether a compiled program computes products while it is on the way."""
+        return self.asynchronous and self.during.flops > 0
 
     @property
     def unbounded(self) -> bool:
@@ -80,6 +99,11 @@ def bytes_of(collectives: list[Collective]) -> float:
 def messages_of(collectives: list[Collective]) -> int:
     """Returns the number of sequential messages; combined collectives count once."""
     return sum({c.group: c.messages for c in collectives}.values())
+
+
+def messages_sent(collectives: list[Collective]) -> int:
+    """Returns the number of messages that are sent; combined collectives count once."""
+    return sum({c.group: c.times for c in collectives}.values())
 
 
 def flat(nodes: tuple[Node, ...]) -> Iterator[Collective]:
@@ -115,102 +139,3 @@ def heaviest(nodes: tuple[Node, ...], cost: Cost) -> list[Collective]:
             costs = [cost(branch) for branch in each]
             taken += each[costs.index(max(costs))]
     return taken
-
-
-_COLLECTIVE = re.compile(
-    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
-_LAYOUT = re.compile(r"\{[^}]*\}")
-
-_UNKNOWN = object()
-"""The layout of an array that is sharded in a way that the program does not say."""
-
-
-def _layout_of(sharding: Any) -> Any:
-    """The axes of each dimension, up to the last that is sharded; None if none is."""
-    if isinstance(sharding, NamedSharding):
-        return _named(sharding.spec, sharding.mesh.shape)
-    replicated = getattr(sharding, "is_fully_replicated", True)
-    return None if replicated else _UNKNOWN
-
-
-def _named(spec: Any, sizes: Any, over: Any = None) -> Any:
-    kept = [
-        tuple(axis for axis in axes if sizes[axis] > 1 and (over is None or axis in over))
-        for axes in named_axes(spec)
-    ]
-    while kept and not kept[-1]:
-        kept.pop()
-    return tuple(kept) or None
-
-
-def is_partitioned(program: Any, arguments: Sequence[Any]) -> bool:
-    """Whether XLA may insert collectives: an operation outside of `shard_map` on a sharded array.
-
-    Args:
-      program: Its closed jaxpr.
-      arguments: Arrays or shapes, in its order.
-    """
-    return _walk(program.jaxpr, program.consts, _layouts_of(arguments)) is None
-
-
-def _layouts_of(arrays: Sequence[Any]) -> list[Any]:
-    return [_layout_of(getattr(x, "sharding", None)) for x in arrays]
-
-
-def _walk(jaxpr: Any, consts: Sequence[Any], layouts: Sequence[Any]) -> list[Any] | None:
-    """The layouts of the results, or None if XLA partitions an operation."""
-    known = dict(zip(jaxpr.invars, layouts, strict=True))
-    known |= dict(zip(jaxpr.constvars, _layouts_of(consts), strict=True))
-
-    def find(atom: Any) -> Any:
-        own = None if is_literal(atom) else known.get(atom)
-        return own or _layout_of(getattr(atom.aval, "sharding", None))
-
-    for eqn in jaxpr.eqns:
-        ins = [find(atom) for atom in eqn.invars]
-        name, params, inner = eqn.primitive.name, eqn.params, inlined(eqn)
-        outs: list[Any] | None
-        if name == "shard_map":
-            sizes = params["mesh"].shape
-            manual = manual_axes(params)
-            given = [_named(spec, sizes) for spec in params["in_specs"]]
-            own = [
-                x if x in (None, _UNKNOWN) else _named(x, dict.fromkeys(sum(x, ()), 2), manual)
-                for x in ins
-            ]
-            if any(x not in (None, y) for x, y in zip(own, given, strict=True)):
-                return None
-            outs = [_named(spec, sizes) for spec in params["out_specs"]]
-        elif inner is not None:
-            wanted = [_layout_of(x) for x in params.get("in_shardings", ())]
-            pairs = itertools.zip_longest(wanted, ins)
-            consts = next((x.consts for x in params.values() if hasattr(x, "consts")), ())
-            outs = _walk(inner, consts, [x or y for x, y in pairs])
-            if outs is None:
-                return None
-            returned = [*itertools.zip_longest(params.get("out_shardings", ()), outs)]
-            for sharding, x in returned:
-                if isinstance(sharding, NamedSharding) and x not in (None, _layout_of(sharding)):
-                    return None
-            outs = [_layout_of(s) or x for s, x in returned]
-        elif name in ("sharding_constraint", "reshard"):
-            outs = [_layout_of(params.get("sharding", params.get("dst_sharding")))]
-            if ins[0] not in (None, outs[0]):
-                return None
-        elif any(x is not None for x in ins):
-            return None
-        else:
-            outs = [None] * len(eqn.outvars)
-        known |= dict(zip(eqn.outvars, outs, strict=True))
-    return [find(atom) for atom in jaxpr.outvars]
-
-
-def inserted(text: str) -> list[str]:
-    """The collectives of a compiled program that are not from within a `jax.shard_map`."""
-    found: dict[str, None] = {}
-    for line in text.splitlines():
-        match = _COLLECTIVE.search(line)
-        if match and "shard_map/" not in line.partition("op_name=")[2]:
-            found[f"{match[2]} {_LAYOUT.sub('', match[1])}"] = None
-    return [*found]

@@ -1,12 +1,10 @@
 """Which computation a compiled program schedules while its messages are on the way."""
 
-import re
 from typing import Any, NamedTuple
 
+from jaxcomm.wire._compiled import Instruction, Program, bytes_of
+from jaxcomm.wire._messages import messages_in
 from jaxcomm.wire._program import table
-from jaxcomm.wire._scheduled_program import Instruction, Program, bytes_of
-
-_KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
 
 class Overlap(NamedTuple):
@@ -77,19 +75,6 @@ class OverlapReport:
     __repr__ = __str__
 
 
-def _kind_of(each: Instruction) -> str:
-    """The collective that an instruction starts or runs; empty if there is none."""
-    opcode = each.opcode.removesuffix("-start")
-    if opcode in _KINDS:
-        return opcode
-    if each.opcode == "async-start":
-        called = re.search(r"calls=%?([\w\-]+)", each.rest)
-        for kind in _KINDS:
-            if called and kind in called[1].replace("_", "-"):
-                return kind
-    return ""
-
-
 def overlap_report(
     compiled: Any, *, flops_per_second: float = 4e14, bytes_per_second: float = 4e12
 ) -> OverlapReport:
@@ -130,25 +115,22 @@ def overlap_report(
     program = Program(compiled if isinstance(compiled, str) else as_text())
 
     def seconds(each: Instruction) -> float:
-        if not each.is_backward or _kind_of(each):
+        if not each.is_backward:
             return 0.0
         cost = program.cost(each)
         return max(cost.flops / flops_per_second, cost.bytes / bytes_per_second)
 
     found: list[Overlap] = []
-    for instructions, times in program.computations_that_run():
-        costs = [seconds(each) for each in instructions]
-        for position, each in enumerate(instructions):
-            if not (kind := _kind_of(each)):
-                continue
-            starts = each.opcode.endswith("-start")
-            ends = [
-                number
-                for number, other in enumerate(instructions)
-                if starts and each.name in other.operands and other.opcode.endswith("-done")
-            ]
-            done = ends[0] if ends else position
-            during, remaining = sum(costs[position + 1 : done]), sum(costs[position + 1 :])
-            size = bytes_of(instructions[done].type)
-            found.append(Overlap(kind, size, starts, during, remaining, times))
+    for name, times in program.computations_that_run():
+        instructions = program.computations[name]
+        messages = messages_in(program, name)
+        sending = {message.begin for message in messages}
+        costs = [0.0 if i in sending else seconds(x) for i, x in enumerate(instructions)]
+        for message in messages:
+            after = message.begin + 1
+            during, remaining = sum(costs[after : message.end]), sum(costs[after:])
+            size = bytes_of(instructions[message.end].type)
+            found.append(
+                Overlap(message.opcode, size, message.is_asynchronous, during, remaining, times)
+            )
     return OverlapReport(tuple(found))

@@ -19,6 +19,7 @@ from jaxcomm.wire._program import (
     named_axes,
     observable,
 )
+from jaxcomm.wire._source import is_ours, lines_of, scope_of, user_line
 
 COLLECTIVES = {
     "psum": "all_reduce",
@@ -49,6 +50,7 @@ class _Place(NamedTuple):
     manual: frozenset[str]
     times: int
     path: tuple[str, ...]
+    scope: str = ""
 
 
 class _Computation:
@@ -114,6 +116,7 @@ def _collectives(
     workers = len(groups[0]) if groups else math.prod(place.sizes[axis] for axis in axes)
     # The other operands of a ragged exchange are sizes and offsets.
     operands = eqn.invars[:1] if eqn.primitive.name.startswith("ragged") else eqn.invars
+    lines = lines_of(eqn)
     return [
         Collective(
             kind,
@@ -126,14 +129,22 @@ def _collectives(
             group,
             place.automatic if math.prod(operand.aval.shape) > 1 else (),
             tuple((int(i), int(j)) for i, j in eqn.params["perm"]) if kind == "ppermute" else (),
+            "" if is_ours(lines) else user_line(lines),
+            scope_of(_within(place.scope, eqn)),
         )
         for operand in operands
     ]
 
 
+def _within(scope: str, eqn: Any) -> str:
+    """The named scopes of an equation in those of the calls around it."""
+    return f"{scope}/{eqn.source_info.name_stack}"
+
+
 def _inside(eqn: Any, place: _Place) -> _Place:
     """Returns the place of the equations in a call or loop."""
     name, params = eqn.primitive.name, eqn.params
+    place = place._replace(scope=_within(place.scope, eqn))
     if name == "shard_map":
         mesh = params["mesh"]
         manual = place.manual | manual_axes(params)
@@ -223,7 +234,7 @@ def _walk(
                 _walk_separately(
                     branch,
                     outs,
-                    place._replace(path=(*place.path, f"cond {i}/{count}")),
+                    _inside(eqn, place)._replace(path=(*place.path, f"cond {i}/{count}")),
                     computation,
                 )
                 for i, branch in enumerate(branches(eqn), 1)

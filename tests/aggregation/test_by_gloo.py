@@ -42,7 +42,7 @@ def _both(
 
 
 def _primitives(account: Account) -> list[str]:
-    return [each.primitive for each in account.collectives]
+    return [each.kind for each in account.collectives]
 
 
 @pytest.mark.slow

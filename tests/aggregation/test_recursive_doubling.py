@@ -41,12 +41,12 @@ def test_rows_admitted_by_rounding_up_are_sent_later_too() -> None:
 
 def test_payloads_grow_with_the_sum() -> None:
     account = sent(sparcml(density=0.01), jnp.zeros((8, 4096, 8)))
-    rounds = [c.bytes_per_worker for c in account.collectives if c.primitive == "ppermute"]
+    rounds = [c.bytes_per_worker for c in account.collectives if c.kind == "ppermute"]
     rows = [41, 82, 164]  # One, two and four hundredths, rounded up.
     for bytes_sent, count in zip(rounds, rows, strict=True):
         # With an index of at most 2 + log2(4097 / count) bits, in whole words.
         assert 32 * count < bytes_sent <= 32 * count + count * 9 / 8 + 8
-    (last,) = [c.bytes_per_worker for c in account.collectives if "gather" in c.primitive]
+    (last,) = [c.bytes_per_worker for c in account.collectives if "gather" in c.kind]
     assert 32 * 328 * 7 / 8 < last < 1.05 * 32 * 328 * 7 / 8
 
 

@@ -80,7 +80,7 @@ def test_two_axes_are_one_ring() -> None:
 
 def test_the_program_does_not_grow_with_the_workers() -> None:
     account = sent(RING, updates(8, 1024))
-    hops = [(c.times, c.shape) for c in account.collectives if c.primitive == "ppermute"]
+    hops = [(c.times, c.shape) for c in account.collectives if c.kind == "ppermute"]
     assert hops == [(7, (128,))] and len(account.collectives) <= 2 and not account.unbounded
 
 

@@ -53,6 +53,6 @@ def test_exact_averages_can_be_requested_in_any_step(asked: bool) -> None:
 def test_exact_averages_send_only_in_their_steps() -> None:
     run, args = program(gossip.periodic_averaging(EVERY, gossip.dpsgd(gossip.ring(8))))
     sent = jaxcomm.wire.account(run, *args).collectives
-    sums = [c for c in sent if c.primitive == "all_reduce"]
+    sums = [c for c in sent if c.kind == "all_reduce"]
     assert sum(c.bytes_per_worker for c in sums) == 2 * 7 / 8 * 12 * 4
     assert all(any("cond" in part for part in c.path) for c in sums)

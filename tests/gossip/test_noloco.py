@@ -64,4 +64,4 @@ def test_narrow_parameters_are_sent_in_float32() -> None:
     step = jaxcomm.simulate(lambda w, b: jnp.sum(w.astype(jnp.float32)) * jnp.mean(b), tx, 2)
     state = jaxcomm.init(tx, params, 2)
     sent = jaxcomm.wire.account(step, params, state, jax.ShapeDtypeStruct((2,), jnp.float32))
-    assert [c.bytes_per_worker for c in sent.collectives if c.primitive == "ppermute"] == [48]
+    assert [c.bytes_per_worker for c in sent.collectives if c.kind == "ppermute"] == [48]

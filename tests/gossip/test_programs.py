@@ -28,9 +28,9 @@ def compiled(tx: Any) -> str:
 def test_bytes(case: GossipCase) -> None:
     run, args = program(case.make(8))
     account = jaxcomm.wire.account(run, *args)
-    sent = [c for c in account.collectives if c.primitive == "ppermute"]
+    sent = [c for c in account.collectives if c.kind == "ppermute"]
     together = case.mixing(8)
-    exact = sum(c.bytes_per_worker for c in account.collectives if c.primitive == "all_reduce")
+    exact = sum(c.bytes_per_worker for c in account.collectives if c.kind == "all_reduce")
     assert account.bytes_per_worker - exact == case.sends * case.message
     assert account.bytes_of_branches - exact == sum(c.bytes_per_worker for c in sent)
     # What is not always sent stands in a conditional.
@@ -93,5 +93,5 @@ def test_16_bit_parameters_are_sent_in_16_bits() -> None:
     tx = gossip.dpsgd(gossip.ring(8))
     step = jaxcomm.simulate(lambda w, b: jnp.sum(w.astype(jnp.float32)) * jnp.mean(b), tx, 8)
     account = jaxcomm.wire.account(step, params, jaxcomm.init(tx, params, 8), jnp.zeros(8))
-    permuted = [c for c in account.collectives if c.primitive == "ppermute"]
+    permuted = [c for c in account.collectives if c.kind == "ppermute"]
     assert [c.bytes_per_worker for c in permuted] == [24, 24]

@@ -68,7 +68,7 @@ def test_compiled_dtypes_and_messages(case: Case, workers: int) -> None:
     coded = {dtype for dtype, size in elements.items() if size >= coordinates / 32}
     assert coded == case.dtypes(workers)
     sent = jaxcomm.wire.account(run, *arguments).collectives
-    kind_of = {collective.group: collective.primitive for collective in sent}
+    kind_of = {collective.group: collective.kind for collective in sent}
     names = {"ppermute": "collective-permute"}
     combined = Counter(names.get(kind, kind.replace("_", "-")) for kind in kind_of.values())
     assert Counter(kind for _, kind in COLLECTIVE.findall(text)) == combined

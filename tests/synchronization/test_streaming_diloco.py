@@ -82,7 +82,7 @@ def test_a_step_sends_at_most_one_fragment_optionally_compressed() -> None:
     assert sent.amortized_bytes_per_worker(1 / 3) == 2 * 3 / 4 * max(own) / 3
     compressed = make(jaxcomm.all_gather_mean(error_feedback(top_k(k=1))))
     inside = account(compressed, TARGETS).collectives
-    assert {c.primitive for c in inside if c.shape != (2,)} == {"all_gather"}
+    assert {c.kind for c in inside if c.shape != (2,)} == {"all_gather"}
     for fragment in run(compressed, TARGETS, 10)[1][1].fragments:
         assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(fragment.aggregator.own))
 

@@ -85,5 +85,5 @@ def test_an_inner_step_sends_only_what_its_rule_sends(name: str) -> None:
     step, state = begun(of_state, LOCAL[name], mesh, params, metrics="own", has_model_state=True)
     found = jaxcomm.wire.account(step, params, params, state, TARGETS).collectives
     assert found  # It does meet.
-    outside = {each.primitive for each in found if not any("cond" in part for part in each.path)}
+    outside = {each.kind for each in found if not any("cond" in part for part in each.path)}
     assert outside == ({"ppermute"} if name == "dpsgd" else set())

@@ -173,7 +173,7 @@ def test_reduced_metrics_travel_with_the_means() -> None:
     """The bytes of `make_step`: an all-reduce of each kind and dtype, 4 bytes a number."""
     step, state = build("auto 4")
     found = jaxcomm.wire.account(step, W, state, X)
-    kinds = sorted((c.primitive, str(c.dtype)) for c in found.collectives)
+    kinds = sorted((c.kind, str(c.dtype)) for c in found.collectives)
     ints, floats = ("all_reduce", "int32"), ("all_reduce", "float32")
     # Means of the gradient, the loss and the share, and one total; hits; two and two extremes.
     assert kinds == sorted([floats] * 4 + [ints] * 5)

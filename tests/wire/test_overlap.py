@@ -22,6 +22,11 @@ PROGRAM = f"""HloModule jit_step, is_scheduled=true
   ROOT %t = (f32[8,8]{{1,0}}) tuple(%all-reduce.9)
 }}
 
+%async_all-gather (q: s8[16]) -> s8[32] {{
+  %q = s8[16]{{0}} parameter(0)
+  ROOT %all-gather.3 = s8[32]{{0}} all-gather(%q), dimensions={{0}}
+}}
+
 ENTRY %main (a: f32[8,8], b: s8[16]) -> f32[8,8] {{
   %a = f32[8,8]{{1,0}} parameter(0)
   %b = s8[16]{{0}} parameter(1)

@@ -133,7 +133,7 @@ def test_a_step_sends_one_factor_in_one_collective(name: str) -> None:
     run = aggregator(method(name), 4, "checked")
     arguments = given, initial(method(name), given, "checked"), jnp.ones(4)
     account = jaxcomm.wire.account(run, *arguments)
-    assert {each.primitive for each in account.collectives} == {"all_reduce"}
+    assert {each.kind for each in account.collectives} == {"all_reduce"}
     assert account.bytes_per_worker == 2 * 3 / 4 * 4 * most
     text = run.lower(*arguments).compile().as_text()
     # One of each in each branch of the conditional, of which a step runs one.

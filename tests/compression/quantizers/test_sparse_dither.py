@@ -28,7 +28,7 @@ def test_bytes_shrink_by_the_root_of_the_workers() -> None:
         step = aggregator(tx, workers, "checked")
         arguments = given, abstract(tx, given, "checked"), jnp.ones(workers)
         messages = wire.account(step, *arguments).collectives
-        sent[name] = sum(c.bytes_per_worker for c in messages if c.primitive == "all_gather")
+        sent[name] = sum(c.bytes_per_worker for c in messages if c.kind == "all_gather")
         assert np.isfinite(draws(tx, given, 3)).all()  # The capacity sufficed.
     # The margin for chance is relatively larger where fewer are expected.
     assert 0.8 * workers**0.5 < sent["own"] / sent["common"] <= 1.05 * workers**0.5
@@ -41,5 +41,5 @@ def test_indices_are_as_narrow_as_they_can_be() -> None:
         given = jax.ShapeDtypeStruct((2, size), jnp.float32)
         run = aggregator(tx, 2, "checked")
         account = wire.account(run, given, abstract(tx, given, "checked"), jnp.ones(2))
-        gathered = [c for c in account.collectives if c.primitive == "all_gather"]
+        gathered = [c for c in account.collectives if c.kind == "all_gather"]
         assert [(str(c.dtype), c.shape) for c in gathered] == [(dtype, (words,))]

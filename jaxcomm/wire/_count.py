@@ -1,0 +1,180 @@
+"""Counts the bytes that a program sends: traced, or compiled where XLA inserts collectives."""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from jaxcomm.wire._account import Account
+from jaxcomm.wire._compiled import Program
+from jaxcomm.wire._messages import nodes_of
+from jaxcomm.wire._partitioned import is_partitioned
+from jaxcomm.wire._program import named_axes
+from jaxcomm.wire._walk import collectives_of
+
+_INSERTED = re.compile(
+    r" = .*? (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
+def account(
+    fn: Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled | str,
+    *args: Any,
+    **kwargs: Any,
+) -> Account:
+    r"""Counts the bytes that `fn(*args, **kwargs)` sends, from its traced JAX program.
+
+    Bytes are those that one worker sends in ring schedules, with :math:`n` workers and an operand
+    of :math:`B` bytes:
+
+    ==================  ======================
+    all-reduce          :math:`2 (n-1)/n\, B`
+    reduce-scatter      :math:`(n-1)/n\, B`
+    all-to-all          :math:`(n-1)/n\, B`
+    all-gather          :math:`(n-1)\, B`
+    ppermute            :math:`B`
+    ==================  ======================
+
+    Collectives that a program asks for, in `jax.shard_map` or `jax.pmap`, are read from the traced
+    program. The account includes those that autodiff inserts. It excludes collectives with unused
+    results and counts duplicates once. If XLA inserts collectives, because `fn` computes with
+    sharded arrays outside of `jax.shard_map`, the program is compiled and the account is read from
+    the compiled program; so it is for a program that is compiled already. Nothing runs.
+
+    The bytes of a loop of known length are multiplied by the length. Conditionals are reported
+    branch by branch and counted as the heaviest branch. Loops of unknown length count once, and are
+    flagged.
+
+    In a traced program, a device sends its own shard of an operand that is sharded over an Explicit
+    axis, or in a `jax.shard_map` over that axis. For an automatic axis, the trace does not specify
+    the sharding: the whole operand is counted, and the account prints "at most". The compiled
+    program says what is sent: `account(jax.jit(fn).lower(*args))`.
+
+    Args:
+      fn: A function that communicates, such as the step of `jaxcomm.make_step` or
+        `jaxcomm.simulate`, or any other; or a compiled program: `jax.jit(fn).lower(...)`, its
+        `compile()`, for devices that need not exist, or the text of one, as
+        `XLA_FLAGS=--xla_dump_to=FOLDER` writes.
+      *args: The arguments of a function, arrays or `jax.ShapeDtypeStruct`.
+      **kwargs: Its keyword arguments, likewise; for a compiled program `mesh`, a mesh or a dict of
+        the sizes of axes, if the program does not say it.
+
+    Returns:
+      The account; print it for a table, the largest first. Bytes of one worker: `bytes_per_worker`;
+      `bytes_by_axis`, a dict; `bytes_of_branches`, as if all branches ran;
+      `amortized_bytes_per_worker(share)`, if only this share of the runs takes the heaviest branch;
+      `bytes_sent(worker)` and `bytes_received(worker)`, which differ if only some workers take part
+      in messages. `messages` counts sequential messages, and `seconds(bytes_per_second, latency)`
+      is their time without overlap. `unbounded`: a loop of unknown length sends, and counts once;
+      `at_most`: XLA may shard an operand that is counted whole. `table()` has a dict per collective
+      for a data frame, and `json()` is a text for `jaxcomm.wire.require(same_as=...)`.
+      `collectives` has one entry per array of each collective of every branch, and `heaviest(cost)`
+      those of the branches with the largest `cost(collectives)`. An entry has `kind`, such as
+      `"all_reduce"`; `axes`; `workers`; `dtype` and `shape` of the operand; `times`, how often it
+      runs; `path`, the control flow around it; `source`, the line of the user's code, and `scope`,
+      the `jax.named_scope` around it; `bytes_per_worker`; and `messages`. Of a compiled program
+      also `combined`, the number of arrays that XLA sends in its message, of which it keeps the
+      source of one; `asynchronous`, whether it has a start and a done; and `during`, the operations
+      and bytes of what is computed between the two. `overlapped` is the share of bytes that are on
+      the way while products are computed.
+
+    Raises:
+      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing; or if a
+        compiled program has a collective in a form that is not known.
+
+    Warns:
+      UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
+
+    An account of a trace does not include what XLA inserts within a `jax.shard_map`, over the axes
+    that it leaves to XLA, such as the `shard_axes` of a step. XLA for CPUs sends numbers of 16 bits
+    as 32: they count as 16, as other devices send them, and a compiled program shows an asterisk.
+    There, a program that widens a number directly before it sends it looks the same; compile it for
+    the devices that it is for. XLA for GPUs sends int16 as int32 in an all-reduce; no codec of this
+    library uses it there. Messages that kernels send are not seen.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxcomm
+      >>> tx = optax.chain(jaxcomm.global_qsgd(), optax.sgd(0.5))
+      >>> params = jnp.zeros(1000)
+      >>> step = jaxcomm.simulate(lambda w, x: jnp.mean((w - x[0]) ** 2), tx, workers=8)
+      >>> sent = jaxcomm.wire.account(
+      ...     step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000))
+      ... )
+      >>> print(sent)
+      collective  axis  workers  dtype    shape   times  bytes  within
+      all_reduce  data  8        int8     1000    1      1,750  -
+      all_reduce  data  8        float32  2       1      14     -
+      all_reduce  data  8        float32  scalar  1      7      -
+      bytes sent per worker, in rings: 1,771
+      >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
+      0.043771
+    """
+    if isinstance(fn, str | jax.stages.Compiled | jax.stages.Lowered):
+        return _of_compiled(fn, *args, **kwargs)
+    run = getattr(fn, "on_mesh", fn)
+    jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
+    found = Account(collectives_of(jaxpr.jaxpr))
+    leaves = jax.tree.leaves((args, kwargs))
+    # A step that places its arguments before it starts moves them once, not in its program.
+    inputs = [None] * len(leaves) if getattr(run, "places_arguments", False) else leaves
+    if is_partitioned(jaxpr, inputs):
+        lower = getattr(run, "lower", None) or jax.jit(run).lower
+        compiled = lower(*args, **kwargs).compile()
+        whole = _of_compiled(compiled)
+        more = whole.bytes_per_worker > found.bytes_per_worker
+        if more or _has_inserted(compiled.as_text() or ""):
+            return whole
+    _warn_of_sharded(found, (args, kwargs))
+    return found
+
+
+def _has_inserted(text: str) -> bool:
+    """Whether a compiled program has collectives that are not from within a `jax.shard_map`."""
+    return any(
+        "shard_map/" not in line.partition("op_name=")[2]
+        for line in text.splitlines()
+        if _INSERTED.search(line)
+    )
+
+
+def _of_compiled(
+    given: Any, mesh: Mesh | AbstractMesh | Mapping[str, int] | None = None
+) -> Account:
+    compiled = given.compile() if isinstance(given, jax.stages.Lowered) else given
+    if isinstance(compiled, str):
+        program, shardings = Program(compiled), []
+    else:
+        program = Program(compiled.as_text() or "")
+        shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    meshes = [s.mesh.shape for s in shardings if isinstance(s, NamedSharding)]
+    if mesh is not None:
+        meshes = [mesh if isinstance(mesh, Mapping) else mesh.shape]
+    sizes = max(meshes, key=lambda shape: (_size(shape), len(shape)), default=program.mesh)
+    kinds = {device.platform for sharding in shardings for device in sharding.device_set}
+    return Account(nodes_of(program, sizes, widens=kinds == {"cpu"}))
+
+
+def _size(shape: Mapping[str, int]) -> int:
+    return math.prod(shape.values())
+
+
+def _warn_of_sharded(found: Account, given: Any) -> None:
+    """Warns of arguments that are counted whole, since XLA chooses how they are sharded."""
+    automatic = {name for collective in found.collectives for name in collective.automatic}
+    sharded = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        spec = getattr(getattr(leaf, "sharding", None), "spec", ())
+        if over := sorted(automatic.intersection(sum(named_axes(spec), ()))):
+            sharded.append(f"at {jax.tree_util.keystr(path[1:])} is sharded over {over}")
+    if sharded:
+        others = f" (and {len(sharded) - 1} other arguments)" if len(sharded) > 1 else ""
+        warnings.warn(
+            f"The argument {sharded[0]}{others}: the account counts the whole array, an upper "
+            "bound. `jaxcomm.shard_local(tx, specs)` sends each shard separately, and an account "
+            "of the compiled program, `jax.jit(step).lower(...).compile()`, counts what XLA sends.",
+            stacklevel=3,
+        )

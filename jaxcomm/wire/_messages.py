@@ -1,0 +1,260 @@
+"""Finds the messages of a compiled program: its collectives, and what it computes meanwhile."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.wire._collective import Branches, Collective, Node
+from jaxcomm.wire._compiled import Instruction, Program, Work, shapes
+from jaxcomm.wire._groups import Groups, axes_of, groups_of, pairs_of
+from jaxcomm.wire._source import is_ours, scope_of
+
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "ppermute",
+    "collective-broadcast": "broadcast",
+    "send": "ppermute",
+}
+_SIMILAR = re.compile(r"(all|collective|reduce-scatter|ragged)-")
+_NO_MESSAGE = ("recv", "send-done", "recv-done", "partition-id", "replica-id")
+_CALLS = ("fusion", "async-start", "custom-call")
+_ONE_OPERAND = ("ragged-all-to-all", "send")  # The others are sizes, offsets and tokens.
+_DTYPES = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
+_LETTERS = {"f": "float", "s": "int", "u": "uint"}
+_MOVES = ("bitcast", "copy", "reshape", "transpose", "tuple", "get-tuple-element", "fusion")
+
+
+class Message(NamedTuple):
+    """A collective of a compiled program, as one instruction or from a start to a done."""
+
+    opcode: str  # without "-start"
+    each: Instruction  # the collective itself, which may be in a fusion
+    outer: Instruction  # the instruction of the computation that runs, which has it inside
+    begin: int  # the position of the start in this computation
+    end: int  # and of the done, the same if there is none
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.end > self.begin
+
+
+def _dtype(name: str) -> np.dtype:
+    """The dtype of `f32`, `s8` or `f8e4m3fn`."""
+    known = _DTYPES.get(name)
+    if known is None and (parts := re.fullmatch(r"([fsu])(\d+)", name)):
+        known = f"{_LETTERS[parts[1]]}{parts[2]}"
+    return jnp.dtype(known or name.replace("f8", "float8_", 1).replace("f4", "float4_", 1))
+
+
+def _opcode_of(each: Instruction) -> str:
+    """The collective that an instruction starts or runs; empty if there is none.
+
+    Raises:
+      ValueError: If it seems to be a collective of a kind that is not known.
+    """
+    opcode = each.opcode.removesuffix("-start")
+    if opcode in KINDS:
+        return "" if "is_host_transfer=true" in each.rest else opcode
+    done = each.opcode.endswith(("-done", "-update")) or each.opcode in _NO_MESSAGE
+    if not done and _SIMILAR.match(each.opcode):
+        raise ValueError(f"This collective is of an unknown kind: {each}")
+    return ""
+
+
+def _inside(program: Program, each: Instruction) -> Iterator[tuple[str, Instruction]]:
+    """The collectives of an instruction: itself, or those of the computations that it calls."""
+    if opcode := _opcode_of(each):
+        yield opcode, each
+    elif each.opcode in _CALLS:
+        for name in each.called:
+            for inner in program.computations.get(name, ()):
+                yield from _inside(program, inner)
+
+
+def _key(program: Program, each: Instruction, outer: Instruction) -> str:
+    """What the parts of one message have in common, if it is in several fusions."""
+    channel = re.search(r"\bchannel_id=\d+", each.rest)
+    return channel[0] if channel and each is not outer else f"{outer.computation} {outer.name}"
+
+
+def _done(program: Program, each: Instruction) -> Instruction:
+    """The instruction at which the result of a start is awaited."""
+    for user in program.users(each):
+        if user.opcode.endswith("-update"):
+            return _done(program, user)
+        if user.opcode.endswith("-done"):
+            return user
+    return each
+
+
+def messages_in(program: Program, name: str) -> list[Message]:
+    """The messages of a computation, in the order of their starts, without loops and branches."""
+    instructions = program.computations[name]
+    places = {each.name: place for place, each in enumerate(instructions)}
+    found: dict[str, Message] = {}
+    for place, outer in enumerate(instructions):
+        for opcode, each in _inside(program, outer):
+            key = _key(program, each, outer)
+            if key in found:  # The middle or the end of a message in fusions.
+                found[key] = found[key]._replace(end=place)
+                continue
+            begins = outer.opcode.endswith("-start") or opcode == "send"
+            end = places[_done(program, outer).name] if begins else place
+            found[key] = Message(opcode, each, outer, place, end)
+    return [*found.values()]
+
+
+class _Reader:
+    """Reads the collectives of a program, each with the control flow around it."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int], widens: bool):
+        self.program, self.sizes, self.widens = program, sizes, widens
+        self.groups = itertools.count()
+
+    def nodes(self, name: str, times: int, path: tuple[str, ...]) -> list[Node]:
+        """The collectives of a computation, and those of its loops and branches."""
+        instructions = self.program.computations[name]
+        messages: dict[int, list[Message]] = {}
+        for message in messages_in(self.program, name):
+            messages.setdefault(message.begin, []).append(message)
+        found: list[Node] = []
+        costs: list[Work] = []
+        if any(each.is_asynchronous for each in itertools.chain(*messages.values())):
+            costs = [self._cost(each) for each in instructions]
+        for place, each in enumerate(instructions):
+            for message in messages.get(place, ()):
+                between = costs[message.begin + 1 : message.end]
+                during = Work(sum(c.flops for c in between), sum(c.bytes for c in between))
+                found += self._collectives(message, times, path, during)
+            if each.opcode == "while":
+                found += self._loop(each, times, path)
+            elif each.opcode == "conditional":
+                inside = [x for x in each.called if x in self.program.computations]
+                branches = [
+                    self.nodes(branch, times, (*path, f"cond {i}/{len(inside)}"))
+                    for i, branch in enumerate(inside, 1)
+                ]
+                if any(branches):
+                    found.append(Branches(tuple(map(tuple, branches))))
+            elif each.opcode == "call":
+                for called in each.called:
+                    found += self.nodes(called, times, path)
+        return found
+
+    def _cost(self, each: Instruction) -> Work:
+        """What an instruction computes; a message computes nothing, but a fusion around it may."""
+        sends = _opcode_of(each) or each.opcode.endswith("-done")
+        return Work(0, 0) if sends else self.program.cost(each)
+
+    def _loop(self, each: Instruction, times: int, path: tuple[str, ...]) -> list[Node]:
+        trips = self.program.trips(each)
+        around = (*path, "while" if trips is None else f"scan x{trips}")
+        found: list[Node] = []
+        for name in each.called:
+            more = re.search(rf"condition=%?{re.escape(name)}(?![\w.\-])", each.rest)
+            found += self.nodes(name, times * ((trips or 1) + bool(more and trips)), around)
+        return found
+
+    def _collectives(
+        self, message: Message, times: int, path: tuple[str, ...], during: Work
+    ) -> list[Collective]:
+        program, each = self.program, message.each
+        counts = program.counts["replica_count"], program.counts["num_partitions"]
+        pairs: Groups = ()
+        if KINDS[message.opcode] == "ppermute":
+            pairs = pairs_of(str(each), *counts)
+            pairs = tuple((i, j) for i, j in pairs if i != j)
+            groups = pairs
+            workers = counts[0] * counts[1]
+        else:
+            groups = groups_of(message.opcode, str(each), *counts)
+            workers = max(map(len, groups), default=1)
+        if not groups or workers == 1:
+            return []
+        kind = KINDS[message.opcode]
+        if each is not message.outer and each.computation.startswith("all-reduce-scatter"):
+            kind = "reduce_scatter"
+        count = 1 if message.opcode in _ONE_OPERAND else len(each.operands)
+        types = [program.operand_type(each, number) for number in range(count)]
+        arrays = [array for type_ in types for array in shapes(type_)]
+        described = program.origin(each)
+        if not program.lines(described):
+            described = program.origin(message.outer)
+        lines = program.lines(described)
+        group, axes = next(self.groups), axes_of(groups, self.sizes)
+        found = []
+        for number, (name, shape) in enumerate(arrays):
+            sent = _dtype(name)
+            meant = self._narrow(each, number, sent) if self.widens else sent
+            found.append(
+                Collective(
+                    kind,
+                    axes,
+                    workers,
+                    meant,
+                    shape,
+                    times,
+                    path,
+                    group,
+                    pairs=pairs if kind == "ppermute" else (),
+                    source="" if is_ours(lines) else program.source(described),
+                    scope=scope_of(described.op_name.rpartition("/")[0]),
+                    combined=len(arrays),
+                    asynchronous=message.is_asynchronous,
+                    during=during,
+                    widened=sent if meant != sent else None,
+                )
+            )
+        return found
+
+    def _narrow(self, each: Instruction, number: int, sent: np.dtype) -> np.dtype:
+        """The dtype from which XLA for CPUs has widened an operand, if it has."""
+        if sent.itemsize != 4:
+            return sent
+        near = [self.program.operand(each, number)]
+        if "promoted" in each.rest:
+            near += self.program.users(each)
+        for one in filter(None, near):
+            for name in self._converted(one, 8):
+                dtype = _dtype(name)
+                if dtype.itemsize == 2 and dtype.kind in (sent.kind, "V"):
+                    return dtype
+        return sent
+
+    def _converted(self, each: Instruction, depth: int) -> Iterator[str]:
+        """The dtypes between which the operations convert that only move an array."""
+        if each.opcode == "convert":
+            yield from (x[0] for x in shapes(each.type + self.program.operand_type(each, 0)))
+        elif depth and each.opcode == "fusion":
+            roots = [x for x in self.program.computations[each.called[0]] if x.is_root]
+            for root in roots:
+                yield from self._converted(root, depth - 1)
+        elif depth and each.opcode in _MOVES:
+            inner = self.program.operand(each, 0)
+            if inner is not None:
+                yield from self._converted(inner, depth - 1)
+
+
+def nodes_of(
+    program: Program, sizes: Mapping[str, int], *, widens: bool = False
+) -> tuple[Node, ...]:
+    """The collectives of a compiled program.
+
+    Args:
+      program: The program.
+      sizes: The axes of its mesh in the order of its devices, with their sizes.
+      widens: Whether XLA for CPUs has compiled it, which sends 16 bits as 32: a message counts as
+        its narrow dtype then, as on other devices.
+
+    Raises:
+      ValueError: If a collective, or its groups, are of a form that is not known.
+    """
+    return tuple(_Reader(program, sizes, widens).nodes(program.entry, 1, ()))
