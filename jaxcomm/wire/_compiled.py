@@ -77,12 +77,13 @@ class Instruction:
         return "transpose(" in self.op_name
 
 
-def shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
+@functools.lru_cache(10_000)
+def shapes(type_: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The dtype and the dimensions of each array of a type such as `(f32[2,3]{1,0}, s8[4]{0})`."""
-    return [
+    return tuple(
         (dtype, tuple(int(n) for n in dims.split(",") if n))
         for dtype, dims in _ARRAY.findall(type_)
-    ]
+    )
 
 
 def _itemsize(dtype: str) -> float:
@@ -92,6 +93,7 @@ def _itemsize(dtype: str) -> float:
     return 1 if bits is None else int(bits[0]) / 8
 
 
+@functools.lru_cache(10_000)
 def bytes_of(type_: str) -> float:
     """The bytes of all arrays of a type."""
     return sum(math.prod(dims) * _itemsize(dtype) for dtype, dims in shapes(type_))

@@ -26,11 +26,14 @@ def _numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
 
 
-def _iota(groups: str, sizes: str, order: str | None) -> Groups:
-    """`[2,4]<=[4,2]T(1,0)`: the numbers 0 to 7 as 4 by 2, transposed, in 2 rows of 4."""
+def _rows(numbers: np.ndarray) -> Groups:
+    return tuple(map(tuple, numbers.tolist()))
+
+
+def _iota(sizes: str, order: str | None) -> np.ndarray:
+    """`[4,2]T(1,0)`: the numbers 0 to 7 as 4 by 2, transposed."""
     numbers = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
-    rows = numbers.transpose(_numbers(order)) if order else numbers
-    return tuple(map(tuple, rows.reshape(_numbers(groups)).tolist()))
+    return numbers.transpose(_numbers(order)) if order else numbers
 
 
 def _of_mesh(axes: str, devices: str | None, order: str | None, chosen: str) -> Groups:
@@ -55,12 +58,12 @@ def _of_mesh(axes: str, devices: str | None, order: str | None, chosen: str) -> 
     if devices and sorted(_numbers(devices)) == numbers.tolist():
         numbers = np.asarray(_numbers(devices))
     elif devices:  # The sizes of an array of all numbers, and how it is transposed.
-        (numbers,) = np.asarray(_iota(str(numbers.size), devices, order)).reshape(1, -1)
+        numbers = _iota(devices, order)
     numbers = numbers.reshape(dims)
     inside = [places[each] for each in wanted]
     outside = [dim for dim in range(len(dims)) if dim not in inside]
     rows = numbers.transpose(outside + inside).reshape(-1, math.prod(dims[i] for i in inside))
-    return tuple(map(tuple, rows.tolist()))
+    return _rows(rows)
 
 
 def _written(attributes: str) -> Groups:
@@ -69,8 +72,8 @@ def _written(attributes: str) -> Groups:
     if begins is None:
         return ()
     rest = attributes[begins.end() :]
-    if found := _IOTA.match(rest):
-        return _iota(*found.groups())
+    if found := _IOTA.match(rest):  # `[2,4]<=[4,2]T(1,0)`: in 2 rows of 4.
+        return _rows(_iota(found[2], found[3]).reshape(_numbers(found[1])))
     if found := _MESH.match(rest):
         return _of_mesh(*found.groups())
     if found := _LIST.match(rest):

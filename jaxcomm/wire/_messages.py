@@ -1,6 +1,7 @@
 """Finds the messages of a compiled program: its collectives, and what it computes meanwhile."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -160,7 +161,8 @@ class _Reader:
         found: list[Node] = []
         for name in each.called:
             more = re.search(rf"condition=%?{re.escape(name)}(?![\w.\-])", each.rest)
-            found += self.nodes(name, times * ((trips or 1) + bool(more and trips)), around)
+            runs = 1 if trips is None else trips + bool(more)
+            found += self.nodes(name, times * runs, around)
         return found
 
     def _collectives(
@@ -168,28 +170,32 @@ class _Reader:
     ) -> list[Collective]:
         program, each = self.program, message.each
         counts = program.counts["replica_count"], program.counts["num_partitions"]
+        kind = KINDS[message.opcode]
         pairs: Groups = ()
-        if KINDS[message.opcode] == "ppermute":
-            pairs = pairs_of(str(each), *counts)
-            pairs = tuple((i, j) for i, j in pairs if i != j)
+        if kind == "ppermute":
+            pairs = tuple(pair for pair in pairs_of(str(each), *counts) if pair[0] != pair[1])
             groups = pairs
-            workers = counts[0] * counts[1]
         else:
             groups = groups_of(message.opcode, str(each), *counts)
-            workers = max(map(len, groups), default=1)
-        if not groups or workers == 1:
+        axes = axes_of(groups, self.sizes)
+        workers = max(map(len, groups), default=1)
+        if pairs:
+            known = axes and set(axes) <= set(self.sizes)
+            workers = math.prod(self.sizes[x] for x in axes) if known else math.prod(counts)
+        if workers == 1:
             return []
-        kind = KINDS[message.opcode]
         if each is not message.outer and each.computation.startswith("all-reduce-scatter"):
             kind = "reduce_scatter"
         count = 1 if message.opcode in _ONE_OPERAND else len(each.operands)
         types = [program.operand_type(each, number) for number in range(count)]
         arrays = [array for type_ in types for array in shapes(type_)]
+        if message.opcode == "all-to-all" and "dimensions=" not in each.rest:
+            arrays = [_joined(arrays)]  # Its operands are the parts for each device.
         described = program.origin(each)
         if not program.lines(described):
             described = program.origin(message.outer)
         lines = program.lines(described)
-        group, axes = next(self.groups), axes_of(groups, self.sizes)
+        group = next(self.groups)
         found = []
         for number, (name, shape) in enumerate(arrays):
             sent = _dtype(name)
@@ -204,7 +210,7 @@ class _Reader:
                     times,
                     path,
                     group,
-                    pairs=pairs if kind == "ppermute" else (),
+                    pairs=pairs,
                     source="" if is_ours(lines) else program.source(described),
                     scope=scope_of(described.op_name.rpartition("/")[0]),
                     combined=len(arrays),
@@ -241,6 +247,12 @@ class _Reader:
             inner = self.program.operand(each, 0)
             if inner is not None:
                 yield from self._converted(inner, depth - 1)
+
+
+def _joined(parts: list[tuple[str, tuple[int, ...]]]) -> tuple[str, tuple[int, ...]]:
+    """The array that consists of equal parts, along its first dimension."""
+    dtype, shape = parts[0]
+    return dtype, (len(parts) * shape[0], *shape[1:]) if shape else (len(parts),)
 
 
 def nodes_of(
