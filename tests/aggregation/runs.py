@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm.wire._account import Account
-from tests.laws import test_wire
 from tests.workers import Mode, abstract, aggregator, count, initial, mesh_of
 
 WORKERS = 4
@@ -52,12 +51,12 @@ def sent(tx: Any, updates: Any, mode: Mode = "checked", weighted: bool = False) 
     return jaxcomm.wire.account(run, *given)
 
 
-def compiled(tx: Any, updates: Any, mode: Mode = "checked", weighted: bool = False) -> str:
-    """The text of the compiled program of an update."""
+def compiled(tx: Any, updates: Any, mode: Mode = "checked", weighted: bool = False) -> Account:
+    """What the compiled program of an update sends."""
     updates = jax.tree.map(jnp.asarray, updates)
     run = aggregator(tx, count(updates), mode, weighted)
     given = updates, initial(tx, updates, mode), jnp.ones(count(updates))
-    return test_wire.compiled(run, given)
+    return jaxcomm.wire.account(run.lower(*given))
 
 
 def prepared(loss: Any, tx: Any, params: Any, where: Any, **options: Any) -> tuple[Any, Any]:

@@ -71,9 +71,9 @@ def test_levels_of_the_sparse_form() -> None:
 
 
 def test_the_compiled_program_names_it() -> None:
-    lines = compiled(METHODS["sum"][0](diagnostics=True), gradients(4)).splitlines()
-    named = [line for line in lines if " all-reduce(" in line and "/diagnostics/" in line]
-    assert len(named) == 1 and "f32[3]" in named[0]
+    found = compiled(METHODS["sum"][0](diagnostics=True), gradients(4)).collectives
+    (named,) = [c for c in found if "diagnostics" in c.scope]
+    assert named.kind == "all_reduce" and named.shape == (3,)
 
 
 def test_own_error_of_each_worker() -> None:

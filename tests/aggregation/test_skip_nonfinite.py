@@ -22,7 +22,6 @@ from tests.aggregation.runs import (
     steps,
 )
 from tests.aggregation.test_memory import remainders
-from tests.laws.test_wire import COLLECTIVE
 from tests.slow import slow
 from tests.workers import MODE_ROWS, Mode, flat, gradients
 
@@ -53,7 +52,8 @@ def test_one_flag_is_sent_and_the_rest_within_the_condition(mode: Mode) -> None:
     assert {c.path for c in account.collectives if c is not flag} == {("cond 2/2",)}
     flags = 1 if mode == "checked" else 2  # Types show that the result is equal on all.
     assert account.bytes_per_worker == alone.bytes_per_worker + flags * 2 * 3 / 4 * 4
-    assert len(COLLECTIVE.findall(compiled(TX, updates, mode).split("ENTRY")[1])) == 1
+    found = compiled(TX, updates, mode).collectives
+    assert len({c.group for c in found if not c.path}) == 1
 
 
 @pytest.mark.slow

@@ -20,12 +20,6 @@ WHOLE = 3 * 2**20  # Fills the blocks of every row.
 RAGGED = 1_000_003
 
 
-COLLECTIVE = re.compile(
-    r"= (\(?[^=]*?\)?) "
-    r"(?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-)
-
-
 def first_of_each_op(kernel: Implementation) -> list[Row]:
     """One row of each op that has this kernel."""
     firsts = {row.op: row for row in reversed(ROWS) if kernel in row.kernels}
@@ -86,15 +80,13 @@ def relu_layers(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-def collectives(program: str) -> list[list[tuple[str, int]]]:
-    """The dtype and the number of elements of each result of each collective of a program."""
-    return [
-        [
-            (dtype, math.prod(map(int, filter(None, shape.split(",")))))
-            for dtype, shape in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result)
-        ]
-        for result in COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", program))
-    ]
+def collectives(program: Any) -> list[list[tuple[str, int]]]:
+    """The dtype and the number of elements of each array of each message of a program."""
+    found: dict[int, list[tuple[str, int]]] = {}
+    for c in jaxcomm.wire.account(program).collectives:
+        devices = c.workers if c.kind == "all_gather" else 1
+        found.setdefault(c.group, []).append((c.dtype.name, devices * math.prod(c.shape)))
+    return [*found.values()]
 
 
 def dumped(folder: pathlib.Path) -> dict[str, str]:

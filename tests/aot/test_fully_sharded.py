@@ -57,15 +57,15 @@ def test_a_step_sends_codes_and_keeps_slices(
     devices: str, codec: Any, request: pytest.FixtureRequest
 ) -> None:
     compiled = compile_step(request.getfixturevalue(devices), codec)
-    found = [*itertools.chain(*collectives(compiled.as_text()))]
-    floats = [size for dtype, size in found if dtype in ("f32", "bf16")]
-    wide = [size for dtype, size in found if dtype in ("u32", "s32")]
+    found = [*itertools.chain(*collectives(compiled))]
+    floats = [size for dtype, size in found if dtype in ("float32", "bfloat16")]
+    wide = [size for dtype, size in found if dtype in ("uint32", "int32")]
     assert max(floats, default=0) <= HIDDEN + 8  # The leaf that stays whole, and the loss.
     if codec is None:
         assert max(wide) >= 2 * SIZE
     else:
         assert max(wide, default=0) <= 128
-        assert max(size for dtype, size in found if dtype in ("u8", "s8")) >= 2 * SIZE
+        assert max(size for dtype, size in found if dtype in ("uint8", "int8")) >= 2 * SIZE
     # Parameters and two moments in slices, the whole bias thrice, and the rows.
     slices = 3 * 4 * 2 * SIZE // 8
     rows = 4 * ROWS * SIDE

@@ -48,11 +48,11 @@ def test_shards_are_not_moved(devices: str, method: str, request: pytest.Fixture
         "power_sgd": lambda: jaxcomm.power_sgd(rank=2),
     }[method]()
     compiled = compile_step(jaxcomm.shard_local(aggregator, SPECS), mesh)
-    found = [*itertools.chain(*collectives(compiled.as_text()))]
+    found = [*itertools.chain(*collectives(compiled))]
     assert found
-    floats = [size for dtype, size in found if dtype in ("f32", "bf16")]
+    floats = [size for dtype, size in found if dtype in ("float32", "bfloat16")]
     assert max(floats) <= max(ACTIVATIONS, 2 * 3 * (SIDE + HIDDEN // 4))
-    codes = [size for dtype, size in found if dtype not in ("f32", "bf16")]
+    codes = [size for dtype, size in found if dtype not in ("float32", "bfloat16")]
     assert max(codes, default=0) <= (2 * SIDE + 1) * HIDDEN // 4 + SIDE
     memory = compiled.memory_analysis()
     shard = 4 * (2 * SIDE * HIDDEN // 4)

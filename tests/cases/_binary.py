@@ -123,7 +123,7 @@ BINARY = [
     row(
         "fixed_threshold_summed",
         bytes=lambda sizes, n: all_reduce(_ternary_bytes(sum(sizes), n) + 4, n),
-        dtypes=lambda n: {"s8" if width_of(1, n) == 8 else "u32"},
+        dtypes=lambda n: {"int8" if width_of(1, n) == 8 else "uint32"},
         integer_sum=True,
         random=False,
         alien=COMMON_THRESHOLD,

@@ -16,13 +16,13 @@ BLOCKS = [
     row(
         "block_coordinate",
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         random=False,
     ),
     row(
         "block_coordinate_random",
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         contraction=lambda d: 1 / TWO,
         moment=lambda x: (1 - 1 / TWO) * float(np.sum(x**2)),
         common_draws=True,
@@ -31,13 +31,13 @@ BLOCKS = [
         "block_coordinate_southwell",
         # And eight sums of each block, with the flag.
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4 * 8 * TWO + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         common_draws=True,
     ),
     row(
         "block_coordinate_alone",
         bytes=lambda sizes, n: all_reduce(larger_half(sizes) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         random=False,
         # Each block is sent once in two steps, and not scaled.
         aim=lambda updates: updates.mean(axis=1) / TWO,

@@ -29,7 +29,7 @@ class Case(NamedTuple):
       name: Shown in test ids.
       make: `(axis_name, seed) -> transformation`, cached so that tests share compiled programs.
       bytes: `(sizes, workers) -> bytes` that a worker sends for one update.
-      dtypes: `workers -> dtypes` of payloads in the compiled program, as HLO names them; of
+      dtypes: `workers -> dtypes` of payloads in the compiled program; of
         messages, unsigned words as wide as the narrowest array in them.
       unbiased: The expectation of the result is the mean.
       variance: `(coordinates of the tree, workers) -> theta`, with
@@ -153,7 +153,7 @@ def row(
     name: str,
     *,
     bytes: Callable[[Sizes, int], float],
-    dtypes: str | Callable[[int], set[str]] = "u32",
+    dtypes: str | Callable[[int], set[str]] = "uint32",
     with_codec: bool = True,
     with_compressor: bool = False,
     **claims: Any,

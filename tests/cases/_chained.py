@@ -68,7 +68,7 @@ CHAINED = [
     feedback_row(
         "chain",
         bytes=_cocktail_bytes,
-        dtypes="u8",
+        dtypes="uint8",
         statistics=1,
         contraction=lambda d: half(half(d)) / d / (1 + _omega(half(half(d)), 127)),
         random=True,
@@ -77,7 +77,7 @@ CHAINED = [
     row(
         "chain_summed",
         bytes=lambda sizes, n: all_reduce(half(sum(sizes)) + 4 + 4, n),
-        dtypes="s8",
+        dtypes="int8",
         variance=_drawn_variance,
         resolution=lambda n, d: d / half(d) * (1 + 1 / _levels(n)),
         alien=COMMON_NOISE,

@@ -115,7 +115,7 @@ EXCHANGED = [
         bytes=lambda sizes, n: all_reduce(
             4 * (cells(sum(sizes)) + min(4 * quarter(sum(sizes)), sum(sizes))) + 4, n
         ),
-        dtypes="f32",
+        dtypes="float32",
         common_draws=True,
         # All workers send the largest coordinates of the sum, as one worker with the mean would.
         aim=lambda updates: momentum_corrected(updates.mean(axis=1, keepdims=True), 0.25),
@@ -124,7 +124,7 @@ EXCHANGED = [
     row(
         "fetch_sgd",
         bytes=lambda sizes, n: all_reduce(4 * cells(sum(sizes)) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         common_draws=True,
         aim=fetched,
         # More is subtracted from a cell than was read: a value unlike the others is lost.
@@ -134,7 +134,7 @@ EXCHANGED = [
     row(
         "budgeted_mean",
         bytes=lambda sizes, n: budgeted_bytes(sum(sizes), n),
-        dtypes=lambda n: {"u8", "u32"},
+        dtypes=lambda n: {"uint8", "uint32"},
         variance=budgeted_variance,
         resolution=lambda n, d: _first_stage(n) + (1 + _first_stage(n)) / 127,
         alien=COMMON_NOISE,

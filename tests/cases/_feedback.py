@@ -53,7 +53,7 @@ FEEDBACK = [
     row(
         "diana",
         bytes=_bytes_of_8_bits,
-        dtypes="s8",
+        dtypes="int8",
         # For the first step; later ones quantize the difference from the shift, which is smaller.
         variance=lambda d, n: min(d / _levels(n) ** 2, (d / n) ** 0.5 / _levels(n)),
         resolution=lambda n, d: 1 / _levels(n),
@@ -64,7 +64,7 @@ FEEDBACK = [
     row(
         "ecq",
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + 4 + 4),
-        dtypes="u8",
+        dtypes="uint8",
         feedback=True,
         discount=0.9,
         alien=COMMON_NOISE,
@@ -72,7 +72,7 @@ FEEDBACK = [
     row(
         "error_feedback_dither",
         bytes=_bytes_of_8_bits,
-        dtypes="s8",
+        dtypes="int8",
         contraction=lambda d: 1 / (1 + min(d / 127**2, d**0.5 / 127)),
         alien=COMMON_NOISE,
     ),

@@ -160,14 +160,14 @@ LOW_RANK = [
     row(
         "power_sgd",
         bytes=lambda sizes, n: all_reduce(4 * power_sgd_leaves(sizes) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         common_draws=True,
     ),
     _laid_out(
         row(
             "power_sgd_alternate",
             bytes=lambda sizes, n: all_reduce(4 * sum(map(projection_numbers, sizes)), n),
-            dtypes="f32",
+            dtypes="float32",
             contraction=lambda d: 1 / d,
             moment=projection_moment,
             common_draws=True,
@@ -188,7 +188,7 @@ LOW_RANK = [
         row(
             "power_iteration",
             bytes=lambda sizes, n: all_reduce(4 * sum(map(power_sgd_numbers, sizes)) + 4, n),
-            dtypes="f32",
+            dtypes="float32",
             contraction=lambda d: 1 / d,
             moment=power_iteration_moment,
             common_draws=True,

@@ -34,7 +34,7 @@ def _theta_own_norm(levels: int) -> Callable[[int, int], float]:
 
 def _hlo(width: int) -> str:
     """The dtype in which fields of `width` bits travel."""
-    return {8: "s8", 32: "s32"}.get(width, "u32")
+    return {8: "int8", 32: "int32"}.get(width, "uint32")
 
 
 def _padded(size: int, width: int) -> int:
@@ -89,7 +89,7 @@ def _gathered_case(
     return row(
         name,
         bytes=sent,
-        dtypes=lambda n: {"u8" if width == 8 else "u32"},
+        dtypes=lambda n: {"uint8" if width == 8 else "uint32"},
         variance=_theta_own_norm(own_levels),
         resolution=lambda n, d: peak(d) / own_levels,
     )
@@ -115,7 +115,7 @@ QUANTIZED = [
     row(
         "mean",
         bytes=lambda sizes, n: all_reduce(4 * sum(sizes), n),
-        dtypes="f32",
+        dtypes="float32",
         variance=zero,
         resolution=zero,
         random=False,
@@ -124,7 +124,7 @@ QUANTIZED = [
     row(
         "ring_mean",
         bytes=lambda sizes, n: 2 * (n - 1) * 4 * row_size(sum(sizes), n),
-        dtypes="f32",
+        dtypes="float32",
         variance=zero,
         resolution=zero,
         random=False,
@@ -149,7 +149,7 @@ QUANTIZED = [
     row(
         "global_qsgd_exponential",
         bytes=lambda sizes, n: 2 * (n - 1) * row_size(sum(sizes), n) + all_reduce(8, n),
-        dtypes="u8",
+        dtypes="uint8",
         # Each of 1 + log2(n) roundings multiplies the second moment by at most 9/8.
         variance=lambda d, n: (9 / 8) ** (1 + (n - 1).bit_length()) - 1,
         resolution=lambda n, d: 1 + 2 ** (n - 1).bit_length() / n,
@@ -166,7 +166,7 @@ QUANTIZED = [
     row(
         "mean_bfloat16",
         bytes=lambda sizes, n: 2 * (n - 1) * 2 * row_size(sum(sizes), n) + all_reduce(4, n),
-        dtypes="u16",
+        dtypes="uint16",
         resolution=lambda n, d: 2 * 2.0**-8,
         random=False,
     ),
@@ -174,7 +174,7 @@ QUANTIZED = [
         "sparse_global_qsgd",
         # 16-bit indices, 4-bit codes, a count; the norm's three numbers and a flag are reduced.
         bytes=lambda sizes, n: (n - 1) * (2048 * 2 + 2048 // 2 + 4) + all_reduce(16, n),
-        dtypes="u16",
+        dtypes="uint16",
         variance=_theta(lambda n: 4),
         resolution=lambda n, d: root(n * d) / 4,
     ),
@@ -195,21 +195,21 @@ QUANTIZED = [
     row(
         "global_qsgd_exponential_two_stage",
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
-        dtypes="u8",
+        dtypes="uint8",
         variance=lambda d, n: twice(1 / 8, n),
         resolution=lambda n, d: 2.0,
     ),
     row(
         "two_stage_8_bits",
         bytes=lambda sizes, n: 2 * (n - 1) * (row_size(sum(sizes), n) + 4) + all_reduce(4, n),
-        dtypes="u8",
+        dtypes="uint8",
         variance=lambda d, n: twice(min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n),
         resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
     ),
     row(
         "mean_float8",
         bytes=lambda sizes, n: 2 * (n - 1) * 8 * row_size(sum(sizes), 4 * n) + all_reduce(4, n),
-        dtypes="u8",
+        dtypes="uint8",
         resolution=lambda n, d: 2.1 * 2.0**-4,
         random=False,
     ),

@@ -62,7 +62,7 @@ SAMPLED = [
     row(
         "random_k",
         bytes=lambda sizes, n: all_reduce(4 * half(sum(sizes)) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         # With the same coordinates on all workers, errors do not average out.
         variance=lambda d, n: d / half(d) - 1,
         resolution=lambda n, d: d / half(d),
@@ -72,7 +72,7 @@ SAMPLED = [
     row(
         "random_k_feedback",
         bytes=lambda sizes, n: all_reduce(4 * quarter(sum(sizes)) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         contraction=lambda d: quarter(d) / d,
         moment=lambda x: (1 - quarter(x.size) / x.size) * float(np.sum(x**2)),
         common_draws=True,

@@ -22,7 +22,7 @@ SHARDED = [
     row(
         "sharded_server_8_bits",
         bytes=lambda sizes, n: 2 * (n - 1) * (_slices(sizes, n) + 4 + 4),
-        dtypes="u8",
+        dtypes="uint8",
         variance=lambda d, n: twice(min(row_size(d, n) / 127**2, row_size(d, n) ** 0.5 / 127), n),
         resolution=lambda n, d: 1 / 127 + (1 + 1 / 127) / 127,
         staged=False,

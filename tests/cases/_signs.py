@@ -88,7 +88,7 @@ def _fields(size: int, width: int) -> int:
 
 
 def _hlo(width: int) -> str:
-    return {8: "s8", 32: "s32"}.get(width, "u32")
+    return {8: "int8", 32: "int32"}.get(width, "uint32")
 
 
 def _ternary_omega(d: int) -> float:
@@ -158,7 +158,7 @@ SIGNS = [
     row(
         "natural_compression",
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + word_bytes(sum(sizes)) + 4),
-        dtypes="u8",
+        dtypes="uint8",
         variance=lambda d, n: 1 / 8 / n,
         resolution=lambda n, d: 1.0,
         contraction=lambda d: 1 - 1 / 8,
@@ -175,7 +175,7 @@ SIGNS = [
     row(
         "block_float",
         bytes=lambda sizes, n: (n - 1) * (sum(sizes) + -(-sum(sizes) // 32) + 4),
-        dtypes="u8",
+        dtypes="uint8",
         variance=lambda d, n: (1 / 256 + 32 * 2.0**-18 / 448**2) / n,
         resolution=lambda n, d: 1 / 8,
         contraction=lambda d: 1 - (1 / 256 + 32 * 2.0**-18 / 448**2),
@@ -184,7 +184,7 @@ SIGNS = [
     feedback_row(
         "block_float_int8",
         bytes=lambda d: d + -(-d // 256),
-        dtypes="u8",
+        dtypes="uint8",
         contraction=lambda d: 1 - 256 / 127**2,
     ),
     row(

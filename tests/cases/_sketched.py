@@ -56,7 +56,7 @@ def s2_case(
     return row(
         name,
         bytes=s2_bytes(cell_bytes, ratio, rows),
-        dtypes=lambda n: {"u32", "f32" if cell_bytes == 4 else "s8"},
+        dtypes=lambda n: {"uint32", "float32" if cell_bytes == 4 else "int8"},
         with_codec=False,
         common_draws=cell_bytes == 4,
         **(unbiased if exact else {"alien": COMMON_NOISE}),
@@ -77,7 +77,7 @@ SKETCHED = [
     row(
         "count_sketch",
         bytes=lambda sizes, n: all_reduce(4 * math.ceil(sum(sizes) / 2) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         variance=lambda d, n: (d - 1) / math.ceil(d / 2),
         resolution=lambda n, d: d,
         with_codec=False,
@@ -88,7 +88,7 @@ SKETCHED = [
     row(
         "nonzero_union",
         bytes=lambda sizes, n: agreed_bitmap(sum(sizes), n) + all_reduce(4 * sum(sizes) + 4, n),
-        dtypes=lambda n: {"f32", "u32"},
+        dtypes=lambda n: {"float32", "uint32"},
         variance=zero,
         resolution=zero,
         random=False,

@@ -48,7 +48,7 @@ SPARSE = [
     feedback_row(
         "top_k_bfloat16",
         bytes=lambda size: word_bytes(index_bits(quarter(size), size)) + 2 * quarter(size),
-        dtypes="u16",
+        dtypes="uint16",
         contraction=lambda d: quarter(d) / d * (1 - 2.0**-16),
         alien=LARGEST_OF_ALL,
     ),

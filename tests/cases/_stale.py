@@ -8,7 +8,7 @@ STALE = [
         "delayed",
         # And a flag.
         bytes=lambda sizes, n: all_reduce(4 * sum(sizes) + 4, n),
-        dtypes="f32",
+        dtypes="float32",
         random=False,
         staged=False,
     ),
@@ -16,7 +16,7 @@ STALE = [
         "lazy",
         # And two flags, before the sum.
         bytes=lambda sizes, n: all_reduce(4 * sum(sizes) + 8, n),
-        dtypes="f32",
+        dtypes="float32",
         variance=zero,
         resolution=zero,
         random=False,
@@ -28,7 +28,7 @@ STALE = [
         bytes=lambda sizes, n: (
             (n - 1) * ((BLOCK + 4) * -(-sum(sizes) // BLOCK) + 4) + all_reduce(8, n)
         ),
-        dtypes="u8",
+        dtypes="uint8",
         random=False,
         staged=False,
     ),

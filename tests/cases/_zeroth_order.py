@@ -9,7 +9,7 @@ ZEROTH_ORDER = [
     row(
         "zeroth_order",
         bytes=lambda sizes, n: all_reduce(4 * DIRECTIONS, n),
-        dtypes="f32",
+        dtypes="float32",
         # E|u <u, x>|^2 = d |x|^2 for signs, of the mean alone: all workers have the same u.
         variance=lambda d, n: (d - 1) / DIRECTIONS,
         resolution=lambda n, d: d - 1,
@@ -19,7 +19,7 @@ ZEROTH_ORDER = [
     row(
         "zeroth_order_gaussian",
         bytes=lambda sizes, n: all_reduce(4 * DIRECTIONS, n),
-        dtypes="f32",
+        dtypes="float32",
         # E|u <u, x>|^2 = (d + 2) |x|^2 for normal numbers.
         variance=lambda d, n: (d + 1) / DIRECTIONS,
         resolution=lambda n, d: LARGEST**2 * d + 1,
