@@ -207,7 +207,7 @@ class Account:
         named = ["collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within"]
         more = {
             "meanwhile": (_meanwhile, any(c.asynchronous for c in self.collectives)),
-            "where": (lambda row: row[0].where, any(row[0].where for row in shown)),
+            "where": (lambda row: _short(row[0].where), any(row[0].where for row in shown)),
         }
         cells = [(*named, *(name for name, (_, is_shown) in more.items() if is_shown))]
         for row in shown:
@@ -245,6 +245,11 @@ def _cells(row: Sequence[Collective]) -> tuple[str, ...]:
         f"{'<=' if c.automatic else ''}{bytes_of([*row]):,.0f}",
         " / ".join(c.path) or "-",
     )
+
+
+def _short(where: str) -> str:
+    """Of a file that is elsewhere, its folder and its name."""
+    return "/".join(where.split("/")[-2:]) if where.startswith("/") else where
 
 
 def _meanwhile(row: Sequence[Collective]) -> str:
