@@ -16,11 +16,12 @@ from jaxcomm.wire._collective import (
     flat,
     heaviest,
     messages_of,
+    messages_sent,
 )
 from jaxcomm.wire._compiled import Work
 from jaxcomm.wire._program import table
 
-_ROWS, _WIDTH = 30, 110
+_ROWS, _WIDTH = 30, 120
 
 
 class Account:
@@ -199,21 +200,16 @@ class Account:
         return json.dumps({"collectives": _lists(self._nodes)}, indent=1) + "\n"
 
     def __str__(self) -> str:
-        messages: dict[Any, list[Collective]] = {}
-        for number, c in enumerate(self.collectives):
-            messages.setdefault((c.group, c.path) if c.combined > 1 else number, []).append(c)
-        rows = sorted(messages.values(), key=bytes_of, reverse=True)
+        alike: dict[Any, list[Collective]] = {}
+        for c in self.collectives:
+            key = c.kind, c.axes, c.workers, _label(c), c.path, c.where, c.automatic
+            alike.setdefault(key, []).append(c)
+        rows = sorted(alike.values(), key=bytes_of, reverse=True)
         shown, others = rows[:_ROWS], rows[_ROWS:]
-        named = ["collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within"]
-        more = {
-            "meanwhile": (_meanwhile, any(c.asynchronous for c in self.collectives)),
-            "where": (lambda row: _short(row[0].where), any(row[0].where for row in shown)),
-        }
-        cells = [(*named, *(name for name, (_, is_shown) in more.items() if is_shown))]
-        for row in shown:
-            extra = (of(row) for of, is_shown in more.values() if is_shown)
-            cells.append((*_cells(row), *extra))
-        lines = table(cells)
+        cells = [_HEADER, *map(_cells, shown)]
+        columns = 8 + 2 * any(c.asynchronous for c in self.collectives)
+        columns = max(columns, 8 + any(row[0].where for row in shown))
+        lines = table([row[:columns] for row in cells])
         lines = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines]
         if others:
             rest = sum(map(bytes_of, others))
@@ -231,29 +227,34 @@ class Account:
     __repr__ = __str__
 
 
+_HEADER = (
+    *("collective", "axis", "workers", "dtype", "shape", "times", "bytes", "within"),
+    *("where", "meanwhile"),
+)
+
+
+def _label(c: Collective) -> str:
+    return f"{c.dtype}{'*' * bool(c.widened)}"
+
+
 def _cells(row: Sequence[Collective]) -> tuple[str, ...]:
-    """A message: its collective, or the arrays that are combined in it."""
-    c, *others = row
-    dtypes = dict.fromkeys(f"{each.dtype}{'*' * bool(each.widened)}" for each in row)
+    """Collectives that are alike but for their shapes."""
+    c = row[0]
+    sizes = {"x".join(map(str, each.shape)) or "scalar" for each in row}
+    times = messages_sent([*row])
+    flops = sum({each.group: each.during.flops for each in row}.values())
     return (
         c.kind,
         ",".join(c.axes),
         str(c.workers),
-        ",".join(dtypes),
-        f"{len(row)} arrays" if others else "x".join(map(str, c.shape)) or "scalar",
-        f">={c.times}" if c.unbounded else str(c.times),
+        _label(c),
+        f"{len(row)} arrays" if len(row) > times or len(sizes) > 1 else sizes.pop(),
+        f">={times}" if c.unbounded else str(times),
         f"{'<=' if c.automatic else ''}{bytes_of([*row]):,.0f}",
         " / ".join(c.path) or "-",
+        "/".join(c.where.split("/")[-2:]) if ":" in c.where else c.where,
+        f"{flops:.2g} FLOP" if any(each.asynchronous for each in row) else "-",
     )
-
-
-def _short(where: str) -> str:
-    """Of a file that is elsewhere, its folder and its name."""
-    return "/".join(where.split("/")[-2:]) if where.startswith("/") else where
-
-
-def _meanwhile(row: Sequence[Collective]) -> str:
-    return f"{row[0].during.flops:.2g} FLOP" if row[0].asynchronous else "-"
 
 
 def _lists(nodes: Sequence[Node]) -> list[Any]:

@@ -28,6 +28,8 @@ _SIMILAR = re.compile(r"(all|collective|reduce-scatter|ragged)-")
 _NO_MESSAGE = ("recv", "send-done", "recv-done", "partition-id", "replica-id")
 _CALLS = ("fusion", "async-start", "custom-call")
 _ONE_OPERAND = ("ragged-all-to-all", "send")  # The others are sizes, offsets and tokens.
+_ASYNCHRONOUS = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
+_FUSED = '"async_collective_fusion_config"'
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
 _MOVES = ("bitcast", "copy", "reshape", "transpose", "tuple", "get-tuple-element", "fusion")
@@ -80,10 +82,11 @@ def _inside(program: Program, each: Instruction) -> Iterator[tuple[str, Instruct
                 yield from _inside(program, inner)
 
 
-def _key(program: Program, each: Instruction, outer: Instruction) -> str:
-    """What the parts of one message have in common, if it is in several fusions."""
-    channel = re.search(r"\bchannel_id=\d+", each.rest)
-    return channel[0] if channel and each is not outer else f"{outer.computation} {outer.name}"
+def _continues(program: Program, each: Instruction) -> bool:
+    """Whether a collective in a fusion is the middle or the end of a message, as on TPU."""
+    around = program.computations[each.computation]
+    targets = {x for one in around for x in _ASYNCHRONOUS.findall(one.rest)}
+    return "Start" not in targets and ("Done" in targets or _FUSED in each.rest)
 
 
 def _done(program: Program, each: Instruction) -> Instruction:
@@ -101,10 +104,16 @@ def messages_in(program: Program, name: str) -> list[Message]:
     instructions = program.computations[name]
     places = {each.name: place for place, each in enumerate(instructions)}
     found: dict[str, Message] = {}
+    message_of: dict[str, str] = {}  # Of instructions that read a message in fusions.
     for place, outer in enumerate(instructions):
+        if outer.opcode == "get-tuple-element" and outer.operands[0] in message_of:
+            message_of[outer.name] = message_of[outer.operands[0]]
         for opcode, each in _inside(program, outer):
-            key = _key(program, each, outer)
-            if key in found:  # The middle or the end of a message in fusions.
+            key = f"{outer.name} {each.name}"
+            if each is not outer and _continues(program, each):
+                key = next((message_of[x] for x in outer.operands if x in message_of), key)
+            message_of[outer.name] = key
+            if key in found:
                 found[key] = found[key]._replace(end=place)
                 continue
             begins = outer.opcode.endswith("-start") or opcode == "send"

@@ -198,6 +198,20 @@ def on_the_way(middle: str) -> str:
 source_target_pairs={{{{0,1}},{{1,0}}}}
 }}
 
+%begun (p: f32[8,8]) -> (f32[8,8], u32[]) {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %first = f32[8,8]{{1,0}} collective-permute(%p), channel_id=7, \
+source_target_pairs={{{{0,1}},{{1,0}}}}
+  ROOT %started = (f32[8,8], u32[]) custom-call(%first), custom_call_target="AsyncCollectiveStart"
+}}
+
+%ended (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8]{{1,0}} parameter(0)
+  %last = f32[8,8]{{1,0}} collective-permute(%p), channel_id=7, \
+source_target_pairs={{{{0,1}},{{1,0}}}}
+  ROOT %done = f32[8,8] custom-call(%last), custom_call_target="AsyncCollectiveDone"
+}}
+
 ENTRY %main (a: f32[8,8]) -> f32[8,8] {{
   %a = f32[8,8]{{1,0}} parameter(0)
 {middle}
@@ -225,8 +239,9 @@ ON_THE_WAY = {
         ("ppermute", 256, 1024),
     ),
     "in fusions": (
-        f"  %s = (f32[8,8], u32[]) fusion(%a), kind=kCustom, calls=%half\n{DOT}"
-        "  ROOT %d = f32[8,8]{1,0} fusion(%s), kind=kCustom, calls=%half",
+        f"  %s = (f32[8,8], u32[]) fusion(%a), kind=kCustom, calls=%begun\n{DOT}"
+        "  %g = f32[8,8] get-tuple-element(%s), index=0\n"
+        "  ROOT %d = f32[8,8]{1,0} fusion(%g), kind=kCustom, calls=%ended",
         ("ppermute", 256, 1024),
     ),
     "sent and received": (
@@ -246,6 +261,15 @@ def test_what_is_computed_meanwhile(name: str) -> None:
     assert (found.kind, found.bytes_per_worker, found.during.flops) == (kind, sent, flops)
     assert found.asynchronous and account.overlapped == (flops > 0)
     assert ("1e+03 FLOP" if flops else "0 FLOP") in str(account)
+
+
+def test_messages_of_one_channel_are_several() -> None:
+    """XLA gives one number to all messages that it has combined."""
+    twice = (
+        "  %s = f32[8,8]{1,0} fusion(%a), kind=kCustom, calls=%half\n"
+        "  ROOT %d = f32[8,8]{1,0} fusion(%s), kind=kCustom, calls=%half"
+    )
+    assert wire.account(on_the_way(twice)).bytes_per_worker == 2 * 256
 
 
 def test_what_a_host_is_sent_does_not_count_and_unknown_kinds_are_an_error() -> None:
