@@ -400,12 +400,14 @@ class Aggregator(optax.GradientTransformationExtraArgs):
         are mixed, with those of neighbors or in some steps only. `"loss"` and `"backward"`: a mean
         that needs the loss, or the backward pass, in place of gradients.
       needs_whole: The option by which it needs all gradients at once; empty if none.
+      name: The scope of what it computes; `checked` sets it to the name of its constructor.
       parts: Functions of it for wrappers that run them separately, such as `MixingParts`.
     """
 
     axes: tuple[str, ...]
     kind: Kind
     needs_whole: str
+    name: str
     parts: Any
 
     def __new__(
@@ -420,21 +422,30 @@ class Aggregator(optax.GradientTransformationExtraArgs):
         """The aggregator whose workers are those of `axis_name`."""
 
         def reporting_init(params: PyTree) -> PyTree:
-            state, found = init(params), _REPORTS.get()
+            with jax.named_scope(self.name):
+                state, found = init(params), _REPORTS.get()
             if found is not None:
                 found.append((self, state))
             return state
 
-        self = super().__new__(cls, reporting_init, update)
+        def named_update(*args: Any, **kwargs: Any) -> tuple[PyTree, PyTree]:
+            with jax.named_scope(self.name):
+                return update(*args, **kwargs)
+
+        is_named = hasattr(update, "aggregator")  # That of `_replace`.
+        self = super().__new__(cls, reporting_init, update if is_named else named_update)
         self.axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
         self.kind, self.needs_whole, self.parts = kind, needs_whole, parts
-        vars(update).setdefault("aggregator", self)
+        self.name = kind
+        vars(named_update)["aggregator"] = self
         return self
 
     def _replace(self, **changes: Any) -> "Aggregator":
         """The same kind of aggregator with another `init` or `update`."""
         init, update = {"init": self.init, "update": self.update, **changes}.values()
-        return Aggregator(init, update, self.axes, self.kind, self.needs_whole, self.parts)
+        other = Aggregator(init, update, self.axes, self.kind, self.needs_whole, self.parts)
+        other.name = self.name
+        return other
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxcomm._contract import AxisName, Codec
+from jaxcomm._contract import Aggregator, AxisName, Codec
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 2.0**-100, 2.0**100
 
@@ -179,8 +179,29 @@ def annotations_of(construct: Callable[..., Any]) -> dict[str, Any]:
     return {**own, **get_type_hints(construct, include_extras=True)}
 
 
+def named(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Names the scope in which the transformations of a constructor compute after it.
+
+    One that returns what another constructor made renames it.
+    """
+
+    @functools.wraps(construct)
+    def named_construct(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        made: Any = construct(*args, **kwargs)
+        if any(made is given for given in (*args, *kwargs.values())):
+            return made
+        if isinstance(made, Aggregator):
+            made.name = construct.__name__
+        elif isinstance(made, optax.GradientTransformation):
+            scope = jax.named_scope(construct.__name__)
+            made = made._replace(init=scope(made.init), update=scope(made.update))
+        return made
+
+    return named_construct
+
+
 def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Checks the arguments of a constructor by their annotations.
+    """Checks the arguments of a constructor by their annotations, and applies `named`.
 
     An option may be traced if its annotation includes `jax.Array`.
     """
@@ -200,7 +221,7 @@ def checked(construct: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
                 require_option(value, option, annotation)
         return construct(*args, **kwargs)
 
-    return checked_construct
+    return named(checked_construct)
 
 
 def weight_dtype(tree: Any) -> Any:

@@ -34,6 +34,7 @@ from jaxcomm.aggregation._exchange import (
     decoded_payloads,
     over_units,
     reduce_statistics,
+    stage_of,
 )
 from jaxcomm.compression._blockwise import stacked
 
@@ -143,7 +144,8 @@ def gather_payloads(axis_name: AxisName, codec: Codec, share_statistics: bool) -
         payloads = [payload for payload, _ in encoded]
         # Statistics that were reduced over workers need not travel.
         content = (payloads, *(() if share_statistics else (of_groups, finite.astype(jnp.uint32))))
-        received, *others = gather_contents(content, axis_name)
+        with jax.named_scope(stage_of(payloads[0], "payload")):
+            received, *others = gather_contents(content, axis_name)
         statistics = [others[0][group] if others else () for group in groups]
         if others:
             finite = jnp.all(others[1] == 1)

@@ -21,6 +21,7 @@ from jaxcomm.aggregation._exchange import (
     nan_unless,
     over_units,
     reduce_statistics,
+    stage_of,
     sum_together,
 )
 from jaxcomm.aggregation._rows import from_rows, to_rows
@@ -66,7 +67,8 @@ def combine_payloads(axis_name: AxisName, codec: Codec, combine: Combine | None 
         ]
         encoded = [part.codec.encode(part.context, part.x) for part in parts]
         payloads = [payload for payload, _ in encoded]
-        totals = combine(parts, payloads) if combine else sum_together(axis_name, payloads)
+        with jax.named_scope(stage_of(payloads[0], "payload")):
+            totals = combine(parts, payloads) if combine else sum_together(axis_name, payloads)
         if flagged_by_payload:
             finite = all_finite(jax.tree.leaves(totals))
         sent = decoded_payloads(parts, payloads)

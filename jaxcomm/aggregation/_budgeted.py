@@ -130,6 +130,7 @@ def _own_messages(
     return lax.switch(jnp.asarray(plan.kinds, jnp.int32)[me], branches), likes
 
 
+@jax.named_scope("rows")
 def _to_owners(
     axis_name: AxisName, plan: BudgetPlan, me: jax.Array, messages: list[jax.Array]
 ) -> list[jax.Array]:
@@ -261,7 +262,8 @@ def budgeted_mean(
             encode_local(own_codec, context, jnp.where(slot >= 0, mean, 0))[0]
             for context, mean in zip(contexts, means, strict=True)
         ]
-        gathered = gather_contents(resent, axis_name)
+        with jax.named_scope("means"):
+            gathered = gather_contents(resent, axis_name)
         results = []
         for part, context, content in zip(parts, contexts, gathered, strict=True):
             owned = jax.tree.map(lambda x: x[np.asarray(plan.owners)], content)

@@ -69,7 +69,9 @@ def aggregator(
         if weight is not None:
             arrays = [*map(weigh(axis_name, weight, arrays), arrays)]
         finite = everywhere(axis_name, all_finite(arrays))
-        return join([jnp.where(finite, x, jnp.nan) for x in exchange(arrays)])
+        with jax.named_scope("exchange"):
+            results = exchange(arrays)
+        return join([jnp.where(finite, x, jnp.nan) for x in results])
 
     return stateless(axis_name, "this aggregator", average)
 
@@ -131,4 +133,5 @@ def coded_aggregator(
       >>> print(jax.vmap(update, axis_name="data")(jnp.array([1.0, 2.0])))
       [1. 1.]
     """
-    return coded_mean(axis_name, codec, lambda parts: Exchanged(*exchange(parts)), options)
+    in_scope = jax.named_scope("exchange")(exchange)
+    return coded_mean(axis_name, codec, lambda parts: Exchanged(*in_scope(parts)), options)

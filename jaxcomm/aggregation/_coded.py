@@ -130,7 +130,8 @@ def weigh(
     """
     workers = _axis.size(axis_name)
     own = _axis.as_varying(own_weight(weight, weight_dtype(like)), axis_name)
-    total = lax.psum(own, axis_name)
+    with jax.named_scope("weight"):
+        total = lax.psum(own, axis_name)
     return lambda x: weighted(x, own, total, workers)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,6 +50,15 @@ def decoded_payloads(
     ]
 
 
+def stage_of(message: PyTree, default: str) -> str:
+    """The scope of an exchange, from the type of its message: `max_abs` of `MaxAbs`.
+
+    The type is a NamedTuple; of a `CodesPayload`, the scope is `codes`.
+    """
+    kind = type(message).__name__.removesuffix("Payload") if hasattr(message, "_fields") else ""
+    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", kind.strip("_")).lower() or default
+
+
 def or_reduce(words: jax.Array, *, axis_name: AxisName = "data") -> jax.Array:
     r"""The bitwise OR over workers of packed words.
 
@@ -89,9 +99,11 @@ def or_reduce(words: jax.Array, *, axis_name: AxisName = "data") -> jax.Array:
         return lax.psum(words, axis_name)
     width = math.ceil(words.size / workers)
     rows = jnp.pad(words.ravel(), (0, workers * width - words.size)).reshape(workers, width)
-    received = _collectives.exchange(rows, axis_name)
-    part = lax.reduce(received, jnp.zeros((), words.dtype), lax.bitwise_or, (0,))
-    return _collectives.gather(part, axis_name).ravel()[: words.size].reshape(words.shape)
+    with jax.named_scope("or_reduce"):
+        received = _collectives.exchange(rows, axis_name)
+        part = lax.reduce(received, jnp.zeros((), words.dtype), lax.bitwise_or, (0,))
+        gathered = _collectives.gather(part, axis_name)
+    return gathered.ravel()[: words.size].reshape(words.shape)
 
 
 LARGE_BY_GLOO = 2**22  # Coordinates; a copy of fewer takes less than a message.
@@ -240,7 +252,9 @@ def reduce_statistics(
     for kind in dict.fromkeys([kind for kind in kind_of if kind != "equal"]):
         members = [i for i, other in enumerate(kind_of) if other == kind]
         vector, split = to_vector([arrays[i] for i in members])
-        combined = _ACROSS_WORKERS[kind](vector, axis_name)
+        is_flag = members == [len(arrays) - 1]
+        with jax.named_scope("flag" if is_flag else stage_of(kinds, "statistics")):
+            combined = _ACROSS_WORKERS[kind](vector, axis_name)
         for i, array in zip(members, split(combined), strict=True):
             reduced[i] = array
     *reduced, non_finite = reduced
@@ -267,4 +281,5 @@ def of_all_workers(value: Any, option: str, axis_name: AxisName) -> jax.Array:
         )
     if numbers.ndim:
         return numbers
-    return _collectives.gather(_axis.as_varying(numbers, axis_name), axis_name)
+    with jax.named_scope(option):
+        return _collectives.gather(_axis.as_varying(numbers, axis_name), axis_name)

@@ -97,7 +97,8 @@ def gradient_norms(tx: optax.GradientTransformation) -> optax.GradientTransforma
         mean, after = inner.update(updates, state.inner, params, **extra)
         own = _axis.as_varying(square_norm(updates), axes)
         own = own if weight is None else weigh(axes, weight, own)(own)
-        before = lax.psum(own, axes) / _axis.size(axes)
+        with jax.named_scope("norms"):
+            before = lax.psum(own, axes) / _axis.size(axes)
         diagnostics = {
             "gradient_norm": jnp.sqrt(square_norm(mean)),
             "worker_gradient_norm": jnp.sqrt(before),
@@ -151,7 +152,8 @@ def gradient_density(
     parts = [_parts(x.shape, granularity) for x in leaves]
     bitmaps, split = to_vector([*map(_support.bitmap, leaves, parts)])
     if axis_name is not None:
-        bitmaps = or_reduce(bitmaps, axis_name=axis_name)
+        with jax.named_scope("gradient_density"):
+            bitmaps = or_reduce(bitmaps, axis_name=axis_name)
     counts = [_support.count(words).astype(jnp.float32) for words in split(bitmaps)]
     densities = [count / max(part.number, 1) for count, part in zip(counts, parts, strict=True)]
     return jax.tree.unflatten(treedef, densities)

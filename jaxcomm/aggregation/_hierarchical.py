@@ -8,12 +8,13 @@ from jax import lax
 
 from jaxcomm import _axis, _collectives
 from jaxcomm._contract import Aggregator, AxisName, PyTree, require_state
-from jaxcomm._require import checked, own_weight, weight_dtype
+from jaxcomm._require import checked, named, own_weight, weight_dtype
 from jaxcomm.aggregation._aggregator import axes_of, is_stateless, needs_whole
 from jaxcomm.aggregation._rows import from_rows, to_block_rows
 from jaxcomm.aggregation._shard_local import marked, unmarked
 
 
+@named
 def hierarchical(
     *stages: optax.GradientTransformationExtraArgs,
     outer_axes: AxisName = (),
@@ -83,7 +84,8 @@ def hierarchical(
             after.append(new_state)
             if weight is not None and level + 1 < len(stages):
                 own = own_weight(weight, weight_dtype(updates))
-                weight = lax.psum(_axis.as_varying(own, axes[level]), axes[level])
+                with jax.named_scope("weight"):
+                    weight = lax.psum(_axis.as_varying(own, axes[level]), axes[level])
         return updates, tuple(after)
 
     return Aggregator(
@@ -167,6 +169,7 @@ def sliced(
         count, me = _axis.size(axis_name), _axis.index(axis_name)
         return jax.tree.map(lambda x: to_block_rows(x, count)[me], tree)
 
+    @jax.named_scope("slices")
     def joined(own: jax.Array, like: jax.Array) -> jax.Array:
         return from_rows(_collectives.gather(own, axis_name), like.shape)
 

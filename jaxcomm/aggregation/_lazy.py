@@ -133,7 +133,8 @@ def _anywhere(axis_name: AxisName, flags: list[jax.Array]) -> list[jax.Array]:
     own = _axis.as_varying(jnp.stack(flags).astype(jnp.float32), axis_name)
     # Over axes of shards too: all shards of a worker run the same branch.
     others = sorted(_axis.varying(own) - {*_axis.names(axis_name)})
-    return [*(lax.pmax(own, (*_axis.names(axis_name), *others)) > 0)]
+    with jax.named_scope("flags"):
+        return [*(lax.pmax(own, (*_axis.names(axis_name), *others)) > 0)]
 
 
 def _require_small_error(codec: Codec, size: int, workers: int, *, always: bool) -> None:

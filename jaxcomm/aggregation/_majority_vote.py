@@ -17,6 +17,7 @@ from jaxcomm.compression.quantizers import signs
 from jaxcomm.compression.quantizers._signs import SignsPayload
 
 
+@jax.named_scope("votes")
 def _elect(axis_name: AxisName, rows: jax.Array, random_bits: jax.Array) -> jax.Array:
     """The majority of each bit over workers, uint32[workers, words]; random bits break ties."""
     workers, width = rows.shape

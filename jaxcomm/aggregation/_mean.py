@@ -48,8 +48,10 @@ def _exchanged(
     workers = _axis.size(axis_name)
     rows = [_ROWS.split(x, workers) for x in vectors]
     sent = rows, None if own is None else jnp.broadcast_to(own, (workers,))
-    received, weights = exchange_rows(sent, axis_name)
-    gathered = gather_contents([mean_of_rows(x, weights) for x in received], axis_name)
+    with jax.named_scope("rows"):
+        received, weights = exchange_rows(sent, axis_name)
+    with jax.named_scope("means"):
+        gathered = gather_contents([mean_of_rows(x, weights) for x in received], axis_name)
     return [_ROWS.join(mean, x.shape) for mean, x in zip(gathered, vectors, strict=True)]
 
 
@@ -106,9 +108,12 @@ def _summed(
     wide = [widened(x) for x in leaves]
     # Concatenation would gather leaves that are sharded over an automatic axis.
     concatenated = _axis.by_gloo() and is_all_manual()
-    totals = (
-        sum_together(axis_name, wide) if concatenated else [lax.psum(x, axis_name) for x in wide]
-    )
+    with jax.named_scope("values"):
+        totals = (
+            sum_together(axis_name, wide)
+            if concatenated
+            else [lax.psum(x, axis_name) for x in wide]
+        )
     rest = workers * small  # 1 for powers of two, by which 292 leaves need no division.
     means = totals if rest == 1 else [total / rest for total in totals]
     return [each.astype(x.dtype) for x, each in zip(leaves, means, strict=True)]

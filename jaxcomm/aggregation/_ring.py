@@ -56,7 +56,8 @@ def _reduce_scatter(chunks: jax.Array, axis_name: AxisName) -> jax.Array:
         return lax.dynamic_index_in_dim(chunks, row, keepdims=False)
 
     def body(hop: jax.Array, partial: jax.Array) -> jax.Array:
-        return _collectives.shift(partial, axis_name) + own_chunk(hop)
+        with jax.named_scope("partial_sums"):
+            return _collectives.shift(partial, axis_name) + own_chunk(hop)
 
     return lax.fori_loop(1, workers, body, own_chunk(0))
 
@@ -67,7 +68,8 @@ def _ring_mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
         return lax.psum(x, axis_name)  # Sends nothing, and types the result as equal.
     workers = _axis.size(axis_name)
     part = _reduce_scatter(to_rows(x, workers), axis_name) / (workers * headroom(workers))
-    return from_rows(_collectives.gather(part, axis_name), x.shape)
+    with jax.named_scope("means"):
+        return from_rows(_collectives.gather(part, axis_name), x.shape)
 
 
 @checked
@@ -258,9 +260,10 @@ def recursive_doubling_mean(
             leader = worker if distance == doubling else worker % doubling // distance
             contexts, contents = encode(number, leader)
             message = Message(axis_name, contents, to_message(contents))
-            swapped = message.moved(
-                partial(_collectives.swap, axis_name=axis_name, distance=distance)
-            )
+            with jax.named_scope("partial_sums"):
+                swapped = message.moved(
+                    partial(_collectives.swap, axis_name=axis_name, distance=distance)
+                )
             mine = decode(number, contexts, contents)
             theirs = decode(number, contexts, swapped)
             factor, sent = (1.0, sent) if number else (scale, mine)
@@ -273,7 +276,9 @@ def recursive_doubling_mean(
         contexts, contents = encode(len(rounds), 0)
         sent = sent or decode(len(rounds), contexts, contents)
         message = Message(axis_name, contents, to_message(contents))
-        totals = decode(len(rounds), contexts, message.moved(gather_parts))
+        with jax.named_scope("sums"):
+            gathered = message.moved(gather_parts)
+        totals = decode(len(rounds), contexts, gathered)
         if partial_sums and any(codec.drop_overflow is not None for codec in codecs[:-1]):
             # The codecs of later rounds may not preserve NaN.
             totals = nan_unless_all_fit(axis_name, partial_sums, totals)

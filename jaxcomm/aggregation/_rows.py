@@ -172,7 +172,8 @@ def push_rows(
     workers, me = _axis.size(axis_name), _axis.index(axis_name)
     keys = keys_of_rows([part.context.keys for part in parts], workers)
     parts = _encoded(parts, keys, of_rows=True)
-    received, beside = exchange_rows(([part.payload for part in parts], beside), axis_name)
+    with jax.named_scope("rows"):
+        received, beside = exchange_rows(([part.payload for part in parts], beside), axis_name)
     means = [
         mean_of_owned(part.codec, me, part.context, content, part.x.shape[1:])
         for part, content in zip(parts, received, strict=True)
@@ -189,7 +190,8 @@ def pull_rows(
       The parts, whose `mean` has the rows of all workers, and what came beside; `[workers, ...]`.
     """
     parts = _encoded(parts, [part.context.keys for part in parts], of_rows=False)
-    gathered, beside = gather_contents(([part.payload for part in parts], beside), axis_name)
+    with jax.named_scope("means"):
+        gathered, beside = gather_contents(([part.payload for part in parts], beside), axis_name)
     rows = [
         decode_rows(part.codec, part.context, content)
         for part, content in zip(parts, gathered, strict=True)

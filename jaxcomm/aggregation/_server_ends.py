@@ -158,14 +158,16 @@ class End:
         if weight is not None:
             finite = jnp.isfinite(weight) & (finite | (weight == 0))
         beside = jax.tree.map(to_each, (_flag(finite), weight))
-        received, (flags, weights) = exchange_rows((rows, beside), self.axis_name)
+        with jax.named_scope("rows"):
+            received, (flags, weights) = exchange_rows((rows, beside), self.axis_name)
         means = jax.tree.map(lambda x: mean_of_rows(x, weights), received)
         return Moved(means, jnp.all(flags == 0), [])
 
     def pull(self, slices: PyTree, keys: Keys, memory: list[PyTree], finite: jax.Array) -> Moved:
         """Sends this worker's slices to all workers, and whether they are finite."""
         if self.codec is None:
-            rows, flags = gather_contents((slices, _flag(finite)), self.axis_name)
+            with jax.named_scope("slices"):
+                rows, flags = gather_contents((slices, _flag(finite)), self.axis_name)
             return Moved(rows, jnp.all(flags == 0), [])
         arrays, units, join = self._divide(slices)
         gathered, finite, after = self._through(

@@ -300,6 +300,7 @@ def shard_local(
         result: ShardLocalState = on_shards(first, (each,), state_specs(structure[0]))(params)
         return result
 
+    @jax.named_scope("flag")
     def of_all_shards(flag: jax.Array) -> jax.Array:
         """Whether `flag` holds on all devices of the worker."""
         over = tuple(name for name in sorted(named_axes) if _axis.is_bound(name))

@@ -36,6 +36,7 @@ def _is_marked(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
+@jax.named_scope("norm")
 def _clip_slices(axis_name: AxisName, slices: PyTree, max_norm: float) -> PyTree:
     """Scales slices of all workers down together if the norm of all of them exceeds `max_norm`.
 

@@ -24,6 +24,7 @@ class SkipNonfiniteState(NamedTuple):
     consecutive_errors: jax.Array  # int32[], the steps in a row that were not finite until now
 
 
+@jax.named_scope("flag")
 def _finite_everywhere(finite: jax.Array, axis_name: AxisName) -> jax.Array:
     # A flag, because the maximum of the gradients themselves may drop NaN.
     flag = _axis.as_varying(jnp.where(finite, 0.0, 1.0).astype(jnp.float32), axis_name)

@@ -174,7 +174,8 @@ def weight_gather(
     def gathered(end: End, slices: PyTree, key: Any) -> PyTree:
         """The slices of all workers over the axis, on a new leading dimension of each leaf."""
         if end.codec is None:
-            return gather_contents(slices, end.axis_name)
+            with jax.named_scope("slices"):
+                return gather_contents(slices, end.axis_name)
         start = _start(end, slices, slices, key, axis_name)
         return _or_nan(end.pull(slices, *start, leaves_finite(slices)))
 
@@ -183,10 +184,12 @@ def weight_gather(
         own = jax.tree.map(lambda x: x[0], rows)
         return _or_nan(end.push(rows, *_start(end, rows, own, key, axis_name)))
 
+    @jax.named_scope("weight_gather")
     def rows_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
         rows = functools.reduce(lambda rows, end: gathered(end, rows, key), pulls, slices)
         return [*_axis.local_params(rows, axis_name=axis_name)]
 
+    @jax.named_scope("weight_gather")
     def means_of(rows: list[jax.Array], key: Any) -> list[jax.Array]:
         return functools.reduce(lambda rows, end: scattered(end, rows, key), pushes[::-1], rows)
 

@@ -144,7 +144,8 @@ def mean_along(
     workers = _axis.size(axes)
     small = headroom(workers)
     scaled = slopes if weight is None else weigh(axes, weight, slopes)(slopes)
-    total = lax.psum(_axis.as_varying(scaled, axes) * small, axes) / (workers * small)
+    with jax.named_scope("slopes"):
+        total = lax.psum(_axis.as_varying(scaled, axes) * small, axes) / (workers * small)
     finite = jnp.all(jnp.isfinite(total))
     combined = directions.combined(total / slopes.size)
     return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), combined), finite
@@ -229,7 +230,8 @@ def zeroth_order_gradient(
         params, _noise.require_key(key), jnp.zeros((), jnp.uint32), directions, distribution
     )
     value, slopes = differences(lambda x: loss_fn(x, *args), params, drawn, smoothing)
-    gradient, _ = mean_along(axis_name, drawn, slopes, None)
+    with jax.named_scope("zeroth_order_gradient"):
+        gradient, _ = mean_along(axis_name, drawn, slopes, None)
     return value, jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, params)
 
 

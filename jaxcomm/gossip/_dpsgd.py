@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxcomm._contract import AxisName, PyTree
-from jaxcomm._require import Natural, checked, require_option
+from jaxcomm._require import Natural, checked, named, require_option
 from jaxcomm.compression.feedback._shifted import Sum, add, no_sum
 from jaxcomm.gossip._extras import networkx as nx
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_fixed, require_symmetric
@@ -121,6 +121,7 @@ def dpsgd(
     )
 
 
+@named
 def matcha(
     plan: MatchaPlan,
     *,
@@ -166,6 +167,7 @@ def matcha(
     return dpsgd(plan, axis_name=axis_name, order=order, seed=seed, diagnostics=diagnostics)
 
 
+@named
 def ad_psgd(
     graph: nx.Graph | Sequence[Sequence[Sequence[int]]],
     *,

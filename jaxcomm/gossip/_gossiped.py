@@ -252,14 +252,16 @@ def gossiped(
             lengths = jnp.asarray([len(rounds) for rounds in links], jnp.float32)
             disagreement = disagreement.astype(jnp.float32)
             if shard_axes:
-                disagreement = lax.psum(disagreement, shard_axes)
+                with jax.named_scope("diagnostics"):
+                    disagreement = lax.psum(disagreement, shard_axes)
             flags = mixing_step.flags
             rounds = lengths if flags is None else jnp.where(flags, lengths, 0)
             report = {
                 "disagreement": disagreement,
                 "skipped_steps": skipped_steps.astype(jnp.float32),
             }
-            report = {**lax.psum(report, axis_name), "rounds": jnp.sum(rounds)}
+            with jax.named_scope("diagnostics"):
+                report = {**lax.psum(report, axis_name), "rounds": jnp.sum(rounds)}
         return join(changes), GossipState(
             key=state.key,
             step=following(state.step, mixing.period),

@@ -98,9 +98,10 @@ class MixingStep(NamedTuple):
         me = _axis.index(self.axis_name)
         weight = jnp.where(self.both_present(link), jnp.asarray(link.weights, self.wide)[me], 0)
         permute = lambda x: _collectives.permute(x, self.axis_name, link.pairs)  # noqa: E731
-        if isinstance(message, Message):
-            return message.moved(permute), weight
-        return jax.tree.map(permute, message), weight
+        with jax.named_scope("mixing"):
+            if isinstance(message, Message):
+                return message.moved(permute), weight
+            return jax.tree.map(permute, message), weight
 
     def both_present(self, link: MessageRound) -> jax.Array:
         """Whether this worker and its sender are both present."""
@@ -127,6 +128,7 @@ class MixingStep(NamedTuple):
 
         return self.over_matrices(add, [()] * len(self.links), zeros)[1]
 
+    @jax.named_scope("weight")
     def relative(self, weight: jax.Array) -> jax.Array:
         r"""This worker's weight over the mean of its own and those that it receives in this step.
 
@@ -156,7 +158,8 @@ class MixingStep(NamedTuple):
         workers = jnp.maximum(jnp.sum(present), 1).astype(self.wide)
         # Division comes first: the sum of large parameters may overflow where the mean does not.
         parts = jax.tree.map(lambda x: jnp.where(here, x / workers, 0), tree)
-        return lax.psum(parts, self.axis_name)
+        with jax.named_scope("average"):
+            return lax.psum(parts, self.axis_name)
 
     def weighted_differences(self, units: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
         r""":math:`\sum_j W_{ij} (x_j - x_i)` of each unit, and the disagreement of this worker.

@@ -177,10 +177,10 @@ def fetch_sgd(
             table_of(part.x / workers, context)
             for part, (context, _) in zip(parts, seeded_units, strict=True)
         ]
+        with jax.named_scope("tables"):
+            totals = sum_together(axis_name, tables)
         results = []
-        for part, (context, memory), total in zip(
-            parts, seeded_units, sum_together(axis_name, tables), strict=True
-        ):
+        for part, (context, memory), total in zip(parts, seeded_units, totals, strict=True):
             x = part.x
             velocity = momentum * memory.momentum + total
             error = memory.error + velocity

@@ -187,8 +187,9 @@ def gtop_k(
         ]
         for distance in (2**r for r in range((workers - 1).bit_length())):
             swap = partial(_collectives.swap, axis_name=axis_name, distance=distance)
-            message = swap(_words(entries, sizes))
-            received = _received(axis_name, message, swap, entries, sizes)
+            with jax.named_scope("entries"):
+                message = swap(_words(entries, sizes))
+                received = _received(axis_name, message, swap, entries, sizes)
             has_partner = (worker ^ distance) < workers
             is_first = has_partner & (worker % (2 * distance) == 0)
             for unit, theirs in enumerate(received):
@@ -202,19 +203,17 @@ def gtop_k(
                 residuals[unit] = _add(residuals[unit], _Entries(dropped.indices, returned))
         finite = all_finite(part.x for part in parts).astype(jnp.uint32)[None]
         message = jnp.concatenate([finite, of_first(_words(entries, sizes))])
-        total = lax.psum(_axis.as_varying(message, axis_name), axis_name)
         send_first = lambda x: lax.psum(of_first(x), axis_name)  # noqa: E731
+        with jax.named_scope("result"):
+            total = lax.psum(_axis.as_varying(message, axis_name), axis_name)
+            results = _received(axis_name, total[1:], send_first, entries, sizes)
         units = [
             part._replace(
                 memory=memory._replace(own=memory.own._replace(kept=residual)),
                 mean=to_dense(each.values * (1 / scale / workers), each.indices, part.x.shape),
             )
             for part, (_, memory), residual, each in zip(
-                parts,
-                encoded,
-                residuals,
-                _received(axis_name, total[1:], send_first, entries, sizes),
-                strict=True,
+                parts, encoded, residuals, results, strict=True
             )
         ]
 

@@ -121,8 +121,10 @@ def sketched_sgd(
             sketch.encode(part.context.received(), residual * scale)[0]
             for part, (_, residual) in zip(parts, memories, strict=True)
         ]
+        with jax.named_scope("tables"):
+            totals = sum_together(axis_name, tables)
         candidates_of = []
-        for part, total in zip(parts, sum_together(axis_name, tables), strict=True):
+        for part, total in zip(parts, totals, strict=True):
             estimate = sketch.decode(part.context.received(), total)
             size = part.x.size
             number = min(round(candidates * kept(size)), size)
@@ -131,9 +133,11 @@ def sketched_sgd(
             residual.ravel()[where] * scale
             for (_, residual), where in zip(memories, candidates_of, strict=True)
         ]
+        with jax.named_scope("candidates"):
+            exact_sums = sum_together(axis_name, own)
         results, sent = [], []
         for part, (velocity, residual), where, exact in zip(
-            parts, memories, candidates_of, sum_together(axis_name, own), strict=True
+            parts, memories, candidates_of, exact_sums, strict=True
         ):
             x, count = part.x, kept(part.x.size)
             best = largest(exact, count, jnp.abs)

@@ -122,6 +122,7 @@ def _collective_seconds(mesh: Mesh, axis: str, timed: _Timed, columns: int, repe
     """The seconds of one collective in this process: the median over repeats."""
     n, spec = mesh.shape[axis], PartitionSpec(mesh.axis_names)
 
+    @jax.named_scope("calibrate/timed")
     def several(x: jax.Array, count: jax.Array) -> jax.Array:
         return lax.fori_loop(0, count, lambda _, x: timed(x, axis, n), x[0])[None]
 

@@ -25,6 +25,7 @@ class Steps(NamedTuple):
     skipped_steps: jax.Array  # float32[], the number of skipped non-finite steps
 
 
+@jax.named_scope("anchor")
 def first_anchor(params: PyTree, axis_name: AxisName) -> PyTree:
     """Broadcasts the first worker's parameters bit for bit, in float32 at least."""
 
@@ -201,7 +202,8 @@ def averaging_round(
     both = local_weight, skipped_steps.astype(local_weight.dtype)
     local = _axis.local_params(both, axis_name=axis_name)
     # Beside sharded parameters, an array might be sharded too, for all that the types say.
-    total, skipped_by_all = lax.psum(jnp.stack(local) if is_all_manual() else local, axis_name)
+    with jax.named_scope("weight"):
+        total, skipped_by_all = lax.psum(jnp.stack(local) if is_all_manual() else local, axis_name)
     extra = {**how.extra_args, "weight": local_weight} if how.weighted else how.extra_args
 
     def weigh(x: jax.Array) -> jax.Array:

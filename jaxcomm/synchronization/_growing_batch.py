@@ -12,7 +12,7 @@ from jax import lax
 from jaxcomm import _axis
 from jaxcomm._contract import AxisName, PyTree
 from jaxcomm._noise import following
-from jaxcomm._require import AboveZero, Positive, Range, checked
+from jaxcomm._require import AboveZero, Positive, Range, checked, named
 
 
 @checked
@@ -127,6 +127,7 @@ class FinishedState(NamedTuple):
     finished: jax.Array  # int32[], finished mini-batches of all workers before this step
 
 
+@named
 def scale_by_finished(
     schedule: Callable[[jax.Array], jax.Array | float], *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
@@ -172,7 +173,8 @@ def scale_by_finished(
         if jnp.asarray(weight).dtype == bool:
             raise ValueError('`weight` counts workers: leave out `average_over="workers"`.')
         local = _axis.as_varying(jnp.asarray(weight, jnp.float32), axis_name)
-        done = lax.psum(local, axis_name).astype(jnp.int32)
+        with jax.named_scope("count"):
+            done = lax.psum(local, axis_name).astype(jnp.int32)
         rate = jnp.asarray(schedule(state.finished))
         scaled = jax.tree.map(lambda u: u * rate.astype(u.dtype), updates)
         return scaled, FinishedState(state.finished + done)

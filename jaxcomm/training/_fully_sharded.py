@@ -179,7 +179,8 @@ def fully_sharded_value_and_grad(
             require_stated(value[1])
             require_means(lambda rows: local(slices, rows, key, shared)[1], value[1], batch, "")
         means, others = separate(value)
-        reduced = together(jax.tree.map(mean, means), over_axes(others, axis_name))
+        with jax.named_scope("fully_sharded_value_and_grad/metrics"):
+            reduced = together(jax.tree.map(mean, means), over_axes(others, axis_name))
         return values_of(reduced), gradients
 
     def value_and_grad(

@@ -130,7 +130,8 @@ def loss_scaled_gradients(
     gradient = jax.tree.map(unscaled, gradient)
     finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]).all()
     own = _axis.as_varying(finite.astype(jnp.float32), axis_name)
-    all_finite = lax.pmin(own, _axis.names(axis_name)) > 0
+    with jax.named_scope("loss_scaled_gradients/flag"):
+        all_finite = lax.pmin(own, _axis.names(axis_name)) > 0
     steps = jnp.where(all_finite, model_state.finite_steps + 1, 0)
     grows = steps >= growth_interval
     factor = jnp.where(all_finite, jnp.where(grows, 2, 1), 0.5).astype(jnp.float32)

@@ -45,6 +45,7 @@ def _or_common(average: jax.Array, x: jax.Array, axes: tuple[str, ...]) -> jax.A
     return jnp.where(least == most, least, average)
 
 
+@jax.named_scope("make_step/model_state")
 def reduce_model_state(
     returned: PyTree,
     model_state: PyTree,
@@ -73,7 +74,8 @@ def reduce_model_state(
     axes = inner if is_own else (*_axis.names(axis_name), *inner)
     changes: jax.Array | bool = True
     if weight is not None:
-        total = lax.psum(_axis.as_varying(jnp.asarray(weight, jnp.float32), axes), axes)
+        with jax.named_scope("weight"):
+            total = lax.psum(_axis.as_varying(jnp.asarray(weight, jnp.float32), axes), axes)
         changes = total != 0
     leaves, structure = jax.tree_util.tree_flatten_with_path(new)
     over = [{*axes} for _ in leaves]
@@ -102,6 +104,7 @@ def reduce_model_state(
     return _axis.marked(after, axis_name) if is_own else after
 
 
+@jax.named_scope("make_step/devices")
 def over_devices(
     values: dict[str, PyTree],
     gradient: PyTree,
@@ -116,8 +119,10 @@ def over_devices(
     per_device = _axis.local_params((means, gradient), axis_name=inner)
     state = average.init(per_device)
     (means, gradient), _ = average.update(per_device, state, weight=weight, outer_axes=names)
-    values = together(means, over_axes(others, inner))
-    return values, gradient, None if weight is None else lax.psum(weight, inner)
+    with jax.named_scope("metrics"):
+        values = together(means, over_axes(others, inner))
+    with jax.named_scope("weight"):
+        return values, gradient, None if weight is None else lax.psum(weight, inner)
 
 
 def _is_counter(leaf: object) -> bool:
@@ -214,6 +219,7 @@ def reduce_metrics(
     if metrics == "own":
         return jax.tree.map(lambda x: x[None], found(means, others, weight))
 
+    @jax.named_scope("make_step/metrics")
     def reduced() -> dict[str, PyTree]:
         if weight is None:
             averages, total = jax.tree.map(lambda x: lax.pmean(x, names), means), None
@@ -240,6 +246,7 @@ def reduce_metrics(
     )
 
 
+@jax.named_scope("make_step/diagnostics")
 def diagnostics_of(opt_state: optax.OptState) -> dict[str, jax.Array]:
     """Returns the diagnostics of aggregators with `diagnostics=True`, as `diagnostics/<name>`.
 

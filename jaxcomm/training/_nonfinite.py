@@ -79,7 +79,8 @@ def _recorder(
             kinds = jnp.where(own_weight(weight) == 0, FINITE, kinds)
         index = _axis.index(axis_name)
         rows = jnp.arange(_axis.size(axis_name)) == index
-        table = lax.psum(jnp.where(rows[:, None], kinds, 0), _axis.names(axis_name))
+        with jax.named_scope("describe_nonfinite/kinds"):
+            table = lax.psum(jnp.where(rows[:, None], kinds, 0), _axis.names(axis_name))
         return jax.tree.map(jnp.zeros_like, params), table
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -204,6 +204,7 @@ def make_overlapped_step(
     )
     workers = math.prod(mesh.shape[name] for name in _axis.names(axis_name))
 
+    @jax.named_scope("make_overlapped_step")
     def exchange(
         fragment: Averaging, x: PerWorker, done: PerWorker, present: Any, earlier: PyTree
     ) -> Averaging:
