@@ -33,7 +33,7 @@ class Collective(NamedTuple):
     automatic: tuple[str, ...] = ()  # axes over which XLA may have sharded the operand
     pairs: tuple[tuple[int, ...], ...] = ()  # of a permutation: who sends to whom
     source: str = ""  # the user's line, "train.py:12"; empty within this library
-    scope: str = ""  # the named scopes, "global_qsgd/norm"
+    scope: str = ""  # the named scopes, "global_qsgd/max_abs"
     combined: int = 1  # how many arrays a compiled program sends in its message
     asynchronous: bool = False  # whether a compiled program computes until a later instruction
     during: Work = Work(0, 0)  # what it computes until then

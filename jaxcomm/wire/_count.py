@@ -105,10 +105,10 @@ def account(
       ...     step, params, jaxcomm.init(tx, params, 8), jnp.ones((8, 1000))
       ... )
       >>> print(sent)
-      collective  axis  workers  dtype    shape   times  bytes  within
-      all_reduce  data  8        int8     1000    1      1,750  -
-      all_reduce  data  8        float32  2       1      14     -
-      all_reduce  data  8        float32  scalar  1      7      -
+      collective  axis  workers  dtype    shape   times  bytes  within  where
+      all_reduce  data  8        int8     1000    1      1,750  -       global_qsgd/codes
+      all_reduce  data  8        float32  2       1      14     -       global_qsgd/max_abs
+      all_reduce  data  8        float32  scalar  1      7      -       make_step/metrics
       bytes sent per worker, in rings: 1,771
       >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
       0.043771

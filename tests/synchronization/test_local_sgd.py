@@ -96,7 +96,7 @@ def test_nothing_is_sent_between_exchanges() -> None:
     exchange = 2 * 3 / 4 * 4 * (SIZE + 2)  # Steps that were taken, and skipped.
     assert sent.bytes_per_worker == exchange and sent.amortized_bytes_per_worker(0) == 0
     np.testing.assert_allclose(sent.amortized_bytes_per_worker(1 / 5), exchange / 5)
-    assert str(sent).splitlines()[-1] == "bytes sent per worker: 0 to 48"
+    assert str(sent).splitlines()[-1] == "bytes sent per worker, in rings: 0 to 48"
     with pytest.raises(ValueError, match="`share` must be from 0 to 1"):
         sent.amortized_bytes_per_worker(5)
 
