@@ -153,7 +153,7 @@ class Account:
 
     @property
     def widened_bytes(self) -> float:
-        """What XLA for CPUs sends beside the total, since it sends 16 bits as 32."""
+        """What XLA for CPUs sends beside the total, since it sends some floats as wider ones."""
         sent = heaviest(self._nodes, bytes_of)
         return sum(
             c.bytes_per_worker * (c.widened.itemsize / c.dtype.itemsize - 1)
@@ -221,7 +221,9 @@ class Account:
         if any(c.combined > 1 for c in self.collectives):
             lines.append("Of several arrays in one message, XLA keeps the source of one.")
         if self.widened_bytes:
-            lines.append(f"* XLA for CPUs sends 32 bits: {self.widened_bytes:,.0f} bytes more.")
+            lines.append(
+                f"* XLA for CPUs sends wider numbers: {self.widened_bytes:,.0f} bytes more."
+            )
         return "\n".join(lines)
 
     __repr__ = __str__

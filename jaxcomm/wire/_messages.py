@@ -13,6 +13,7 @@ from jaxcomm.wire._collective import Branches, Collective, Node
 from jaxcomm.wire._compiled import Instruction, Program, Work, shapes
 from jaxcomm.wire._groups import Groups, axes_of, groups_of, pairs_of
 from jaxcomm.wire._source import is_ours, scope_of
+from jaxcomm.wire._widened import narrow
 
 KINDS = {
     "all-reduce": "all_reduce",
@@ -32,7 +33,6 @@ _ASYNCHRONOUS = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
 _FUSED = '"async_collective_fusion_config"'
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
-_MOVES = ("bitcast", "copy", "reshape", "transpose", "tuple", "get-tuple-element", "fusion")
 
 
 class Message(NamedTuple):
@@ -208,7 +208,7 @@ class _Reader:
         found = []
         for number, (name, shape) in enumerate(arrays):
             sent = _dtype(name)
-            meant = self._narrow(each, number, sent) if self.widens else sent
+            meant = _dtype(narrow(program, each, number, name)) if self.widens else sent
             found.append(
                 Collective(
                     kind,
@@ -230,33 +230,6 @@ class _Reader:
             )
         return found
 
-    def _narrow(self, each: Instruction, number: int, sent: np.dtype) -> np.dtype:
-        """The dtype from which XLA for CPUs has widened an operand, if it has."""
-        if sent.itemsize != 4:
-            return sent
-        near = [self.program.operand(each, number)]
-        if "promoted" in each.rest:
-            near += self.program.users(each)
-        for one in filter(None, near):
-            for name in self._converted(one, 8):
-                dtype = _dtype(name)
-                if dtype.itemsize == 2 and dtype.kind in (sent.kind, "V"):
-                    return dtype
-        return sent
-
-    def _converted(self, each: Instruction, depth: int) -> Iterator[str]:
-        """The dtypes between which the operations convert that only move an array."""
-        if each.opcode == "convert":
-            yield from (x[0] for x in shapes(each.type + self.program.operand_type(each, 0)))
-        elif depth and each.opcode == "fusion":
-            roots = [x for x in self.program.computations[each.called[0]] if x.is_root]
-            for root in roots:
-                yield from self._converted(root, depth - 1)
-        elif depth and each.opcode in _MOVES:
-            inner = self.program.operand(each, 0)
-            if inner is not None:
-                yield from self._converted(inner, depth - 1)
-
 
 def _joined(parts: list[tuple[str, tuple[int, ...]]]) -> tuple[str, tuple[int, ...]]:
     """The array that consists of equal parts, along its first dimension."""
@@ -272,8 +245,8 @@ def nodes_of(
     Args:
       program: The program.
       sizes: The axes of its mesh in the order of its devices, with their sizes.
-      widens: Whether XLA for CPUs has compiled it, which sends 16 bits as 32: a message counts as
-        its narrow dtype then, as on other devices.
+      widens: Whether XLA for CPUs has compiled it, which sends narrow floats as wider ones: a
+        message counts as its narrow dtype then, as on other devices.
 
     Raises:
       ValueError: If a collective, or its groups, are of a form that is not known.

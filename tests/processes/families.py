@@ -33,7 +33,7 @@ class Family(NamedTuple):
       integer_sum: Contributions are added as integers, or each is decoded and added in the order
         of the workers: all ways to run it agree bit for bit.
       weighted: Whether workers count unequally.
-      size: Coordinates; so many make over a megabyte on the wire, of votes a fifth of it.
+      size: Coordinates; so many make over a megabyte on the wire, of votes half of it.
       slow: Left to the slow run.
       gossips: Whether it mixes parameters that differ by worker, after the optimizer.
       exchanges: In how many of the measured steps it sends.
@@ -65,7 +65,7 @@ FAMILIES: dict[str, Family] = {
     "two stages, feedback at both ends": Family(
         lambda: jaxcomm.two_stage_mean(error_feedback(_dithering())), True, slow=True
     ),
-    "votes": Family(jaxcomm.majority_vote, True, slow=True),
+    "votes": Family(jaxcomm.majority_vote, True, size=4 * SIZE, slow=True),
     "feedback": Family(
         lambda: jaxcomm.all_gather_mean(error_feedback(top_k(ratio=0.75))),
         True,

@@ -1,39 +1,14 @@
 """What each process of the tests runs: every family in turn, its results left in a folder."""
 
 import json
-import os
-import socket
-import struct
 import sys
 import time
 from pathlib import Path
 
 from jaxcomm import launch
+from tests.processes.counters import sent
 
 START_SECONDS = 120.0
-WAIT_SECONDS = 0.1
-SENT_OFFSET = 200  # of tcpi_bytes_sent in Linux's struct tcp_info
-
-
-def bytes_sent() -> int:
-    """Payload that all TCP sockets of this process have sent so far, as the kernel counts it.
-
-    Not the interface's counters, to which every other process of the machine adds.
-    """
-    time.sleep(WAIT_SECONDS)
-    total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
-                continue
-            connection = socket.socket(fileno=os.dup(int(descriptor)))
-        except OSError:
-            continue
-        with connection:
-            if connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
-                information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
-                total += struct.unpack_from("Q", information, SENT_OFFSET)[0]
-    return total
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -56,7 +31,7 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names:
         family = FAMILIES[name]
         started = time.perf_counter()
-        run = train(family, mesh, bytes_sent)
+        run = train(family, mesh, lambda: sent().payload)
         if launch.is_main_process():
             np.save(folder / f"{name}.npy", run.params)
         runs[name] = run._replace(params=None)._asdict()

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ def environment(**changes: str) -> dict[str, str]:
     return {**given, **changes}
 
 
-def start(*arguments: object, folder: Path = ROOT, **changes: str) -> "subprocess.Popen[str]":
+def start(
+    *arguments: object, folder: Path = ROOT, inside: Sequence[str] = (), **changes: str
+) -> "subprocess.Popen[str]":
+    """Starts Python, or a command `inside` of which Python and the arguments are the last."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    command = [sys.executable, "-u", *map(str, arguments)]
+    command = [*inside, sys.executable, "-u", *map(str, arguments)]
     return subprocess.Popen(command, cwd=folder, env=environment(**changes), **pipes)
 
 

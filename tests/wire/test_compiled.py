@@ -287,9 +287,62 @@ def test_numbers_of_16_bits_that_xla_for_cpus_widens() -> None:
     account = wire.account(jax.jit(gradient).lower(half, rows))
     assert {str(c.dtype) for c in account.collectives} == {"bfloat16"}
     assert account.bytes_per_worker == account.widened_bytes == 14 / 8 * 128
-    assert "bfloat16*" in str(account) and "sends 32 bits: 224 bytes more" in str(account)
+    assert "bfloat16*" in str(account) and "sends wider numbers: 224 bytes more" in str(account)
     account = wire.account(jax.jit(gradient).lower(WEIGHTS, ROWS))
     assert account.widened_bytes == 0
+
+
+def halved(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Weights of float32, of which the product is one of bfloat16."""
+    y = x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+    return jnp.mean(y.astype(jnp.float32) ** 2)
+
+
+def whole(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.mean((x @ w) ** 2)
+
+
+def widened(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A sum of float32, of numbers that were rounded to bfloat16."""
+    rows = jax.shard_map(
+        lambda x: lax.psum(x.astype(jnp.bfloat16).astype(jnp.float32), "data"),
+        mesh=MESH,
+        in_specs=P("data"),
+        out_specs=P(),
+    )
+    return jnp.mean(rows(x) @ w)
+
+
+@pytest.mark.parametrize(
+    ("losses", "dtypes"),
+    [
+        ([halved], ["bfloat16"]),
+        ([halved, whole], ["bfloat16", "float32"]),
+        ([whole, halved], ["float32", "bfloat16"]),
+        ([halved, halved], ["bfloat16", "bfloat16"]),
+        ([widened], ["float32"]),
+    ],
+    ids=["one", "narrow first", "wide first", "both", "in float32"],
+)
+def test_sums_whose_conversions_xla_leaves_out(losses: list[Any], dtypes: list[str]) -> None:
+    """XLA for CPUs combines sums of all dtypes in one of float32; each counts as its own."""
+
+    def descend(params: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        whole = lambda params: sum(f(w, x) for f, w in zip(losses, params, strict=True))  # noqa: E731
+        return jax.tree.map(jnp.subtract, params, jax.grad(whole)(params))
+
+    account = wire.account(jax.jit(descend).lower([WEIGHTS] * len(losses), ROWS))
+    assert [str(c.dtype) for c in account.collectives if c.shape] == dtypes
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.int16])
+def test_narrow_numbers_count_as_traced(dtype: Any) -> None:
+    both = lambda x: (lax.psum(x, "data"), lax.ppermute(x, "data", [(0, 1), (1, 0)]))  # noqa: E731
+    run = jax.shard_map(both, mesh=MESH, in_specs=P("data"), out_specs=(P(), P("data")))
+    x = jax.ShapeDtypeStruct((64,), dtype)
+    traced, compiled = wire.account(run, x), wire.account(jax.jit(run).lower(x))
+    assert {c.dtype for c in compiled.collectives} == {x.dtype}
+    assert traced.bytes_per_worker == compiled.bytes_per_worker
 
 
 def large(layers: int, fillers: int) -> str:
