@@ -200,11 +200,11 @@ class Account:
         return json.dumps({"collectives": _lists(self._nodes)}, indent=1) + "\n"
 
     def __str__(self) -> str:
-        alike: dict[Any, list[Collective]] = {}
+        equal: dict[Any, list[Collective]] = {}
         for c in self.collectives:
             key = c.kind, c.axes, c.workers, _label(c), c.path, c.where, c.automatic
-            alike.setdefault(key, []).append(c)
-        rows = sorted(alike.values(), key=bytes_of, reverse=True)
+            equal.setdefault(key, []).append(c)
+        rows = sorted(equal.values(), key=bytes_of, reverse=True)
         shown, others = rows[:_ROWS], rows[_ROWS:]
         cells = [_HEADER, *map(_cells, shown)]
         columns = 8 + 2 * any(c.asynchronous for c in self.collectives)
@@ -240,7 +240,7 @@ def _label(c: Collective) -> str:
 
 
 def _cells(row: Sequence[Collective]) -> tuple[str, ...]:
-    """Collectives that are alike but for their shapes."""
+    """Collectives that differ in their shapes only."""
     c = row[0]
     sizes = {"x".join(map(str, each.shape)) or "scalar" for each in row}
     times = messages_sent([*row])
