@@ -19,6 +19,7 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SOURCE = re.compile(r"\b(?:source_file|stack_frame_id)=")
+_WHOLE = re.compile(r"p?jit\([^/]*\)")
 _HEADER = re.compile(r"\b(replica_count|num_partitions)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _NUMBERS = re.compile(r"(\w+)=(\d+)")
@@ -204,16 +205,20 @@ class Program:
     def origin(self, each: Instruction) -> Instruction:
         """The instruction, or the nearest that reads its result or computes it, with a source.
 
-        XLA leaves out the source of some collectives that it inserts.
+        XLA leaves out the source of some collectives that it inserts; others have that of the whole
+        program, which is named `jit(step)` without an operation.
         """
+        whole = each
         for neighbors in (self.users, self._operands):
             near = [each]
             for one in near:  # Grows meanwhile: the nearest come first.
                 if _SOURCE.search(one.rest):
-                    return one
+                    if not _WHOLE.fullmatch(one.op_name):
+                        return one
+                    whole = one if whole is each else whole
                 if len(near) < 64:
                     near += [other for other in neighbors(one) if other not in near]
-        return each
+        return whole
 
     def _operands(self, each: Instruction) -> list[Instruction]:
         found = (self.operand(each, number) for number in range(len(each.operands)))

@@ -177,6 +177,20 @@ def test_a_collective_without_a_source_has_that_of_its_neighbors() -> None:
     assert (found.source, found.scope) == ("/x/y.py:3", "a")
 
 
+def test_a_source_is_of_an_operation() -> None:
+    """XLA names some collectives as the whole program, with the line that calls it."""
+    named = 'op_name="jit(step)" source_file="/x/main.py" source_line=1'
+    (found,) = wire.account(loop(of=named)).collectives
+    assert found.source == "/x/main.py:1"
+    text = loop(of=named).replace(
+        "  ROOT %out",
+        '  %used = f32[4]{0} copy(%r), metadata={op_name="jit(step)/a/sin" source_file="/x/y.py" '
+        "source_line=3}\n  ROOT %out",
+    )
+    (found,) = wire.account(text).collectives
+    assert (found.source, found.scope) == ("/x/y.py:3", "a")
+
+
 def test_combined_arrays_are_one_message() -> None:
     def step(tree: dict[str, jax.Array], x: jax.Array) -> Any:
         return jax.grad(lambda tree: jnp.sum(jnp.sin(x @ tree["w"] + tree["b"][None])))(tree)
