@@ -92,10 +92,9 @@ def account(
     An account of a trace does not include what XLA inserts within a `jax.shard_map`, over the axes
     that it leaves to XLA, such as the `shard_axes` of a step. XLA for CPUs sends bfloat16 as
     float32 and floats of 8 bits as float16: they count as other devices send them, and a compiled
-    program shows an asterisk. There, a program that widens a number directly before it sends it,
-    other than in a sum, looks the same; compile it for the devices that it is for. XLA for GPUs
-    sends int16 as int32 in an all-reduce; no codec of this library uses it there.
-    Messages that kernels send are not seen.
+    program shows an asterisk. What a program itself widens before it sends it counts as wide. XLA
+    for GPUs sends int16 as int32 in an all-reduce; no codec of this library uses it there. Messages
+    that kernels send are not seen.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm

@@ -359,6 +359,44 @@ def test_narrow_numbers_count_as_traced(dtype: Any) -> None:
     assert traced.bytes_per_worker == compiled.bytes_per_worker
 
 
+def converted_later(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The sum is in bfloat16, and converted where it is used, among other operations."""
+    half = lambda w: jnp.mean((x @ w.astype(jnp.bfloat16)).astype(jnp.float32) ** 2)  # noqa: E731
+    return w - 0.1 * jax.grad(half)(w)
+
+
+def mapped(send: Any) -> Any:
+    specs: Any = {"in_specs": (P(), P("data")), "out_specs": P("data"), "check_vma": False}
+    return jax.shard_map(send, mesh=MESH, **specs)
+
+
+SHIFTED = [(i, (i + 1) % 8) for i in range(8)]
+SENT = {
+    "sum": lambda _, x: lax.psum(x, "data"),
+    "reduce-scatter": lambda _, x: lax.psum_scatter(x, "data", scatter_dimension=1),
+    "gather": lambda _, x: lax.all_gather(x, "data"),
+    "gather, then widen": lambda _, x: lax.all_gather(x, "data").astype(jnp.float32),
+    "permute": lambda _, x: lax.ppermute(x, "data", SHIFTED),
+}
+AS_MEANT = {
+    "sum converted later": (converted_later, "bfloat16"),
+    **{name: (mapped(send), "bfloat16") for name, send in SENT.items()},
+    **{
+        f"wide {name}": (mapped(lambda _, x, send=send: send(_, x.astype(jnp.float32))), "float32")
+        for name, send in SENT.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", AS_MEANT)
+def test_numbers_count_as_the_program_sends_them(name: str) -> None:
+    """Of bfloat16, whether XLA for CPUs widens it for a message or the program does."""
+    step, dtype = AS_MEANT[name]
+    rows = jax.ShapeDtypeStruct((16, 8), jnp.bfloat16, sharding=ROWS.sharding)
+    (found,) = wire.account(jax.jit(step).lower(WEIGHTS, rows)).collectives
+    assert str(found.dtype) == dtype
+
+
 def large(layers: int, fillers: int) -> str:
     """A program with a collective for each layer, and other instructions around it."""
     lines = ["HloModule jit_step, is_scheduled=true, num_partitions=8", ""]
