@@ -32,7 +32,9 @@ class WireError(AssertionError):
 
     def __init__(self, message: str, collectives: Iterable[Collective], report: Account):
         super().__init__(message)
-        self.collectives = tuple(dict.fromkeys(collectives))
+        self.collectives = tuple(
+            {id(c): c for c in collectives}.values()
+        )  # Equal ones are several.
         self.report = report
 
 
@@ -141,7 +143,7 @@ def require(
         `{"dcn": {"int8"}}`.
       bits: How wide a number that is sent may be.
       above: For `dtypes`, `bits`, `outside_loops` and `only_axes`, collectives that send at most
-        this are not looked at, such as the sum of a loss.
+        this, in all runs of their loops, are not looked at, such as the sum of a loss.
       outside_loops: Whether no loop may send.
       only_axes: The axes over which anything may be sent.
       overlapped: The share of bytes, 0 to 1, that must be on the way while the program computes
