@@ -191,6 +191,19 @@ def test_a_source_is_of_an_operation() -> None:
     assert (found.source, found.scope) == ("/x/y.py:3", "a")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jit(step)/jvp(model)/mlp/dot_general;jit(step)/transpose(jvp(model))/norm/mul",
+        "jit(step)/(jvp(model)/mlp/dot_general:transpose(jvp(model))/norm/mul)",
+        "jit(step)/model/(mlp/dot_general:norm/mul:dot_general)",
+    ],
+)
+def test_scopes_of_operations_that_xla_has_merged(name: str) -> None:
+    (found,) = wire.account(loop(of=f'op_name="{name}"')).collectives
+    assert found.scope == "model/mlp"
+
+
 def test_combined_arrays_are_one_message() -> None:
     def step(tree: dict[str, jax.Array], x: jax.Array) -> Any:
         return jax.grad(lambda tree: jnp.sum(jnp.sin(x @ tree["w"] + tree["b"][None])))(tree)
