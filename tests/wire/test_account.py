@@ -311,6 +311,24 @@ def test_collectives_inserted_by_xla_are_read_from_the_compiled_program(name: st
     assert all("test_account.py:" in c.source for c in floats)
 
 
+def test_arguments_that_are_no_arrays() -> None:
+    """They may be static in a jitted function; and another may read numbers beside them."""
+
+    def fn(w: jax.Array, x: jax.Array, power: int, activation: Callable[..., Any]) -> Any:
+        loss = lambda w: jnp.mean(activation(x @ w) ** power)  # noqa: E731
+        return (jax.grad(loss)(w), activation) if power else None
+
+    w, x = sharded()
+    expected = 14 / 8 * 256
+    assert wire.account(fn, w, x, 2, jnp.tanh).bytes_per_worker == expected
+    assert wire.account(fn, w, x, 0, jnp.tanh).bytes_per_worker == 0
+    static = jax.jit(lambda *args: fn(*args)[0], static_argnums=(2, 3))
+    assert wire.account(static, w, x, 2, jnp.tanh).bytes_per_worker == expected
+    scaled = lambda w, x, factor: descended(w, x) * factor  # noqa: E731
+    for run in (scaled, jax.jit(scaled)):
+        assert wire.account(run, w, x, 0.5).bytes_per_worker == expected
+
+
 def test_what_xla_inserts_in_a_loop_counts_each_time() -> None:
     body = lambda x: lambda w, _: (descended(w, x), None)  # noqa: E731
     account = wire.account(lambda w, x: lax.scan(body(x), w, None, length=5)[0], *sharded())
