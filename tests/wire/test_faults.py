@@ -6,7 +6,7 @@ are written for these tests. Everything is compiled for eight CPU devices.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -63,13 +63,6 @@ def kept(error: wire.WireError, program: Callable[..., Any], *args: Any, **budge
     report = wire.require(program, *args, **budget)
     with pytest.raises(wire.WireError, match=r"added|grew|changed"):
         wire.require(error.report, same_as=report)
-
-
-@pytest.fixture
-def loose() -> Iterator[None]:
-    """The promotion that users have: optax relies on it here."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 LAYERS = {"in": array(EXPLICIT, WHOLE, 16, 32), "out": array(EXPLICIT, WHOLE, 32, 16)}
