@@ -62,22 +62,27 @@ def _names(given: Any) -> set[str]:
 
 
 def _lines(found: Iterable[Collective]) -> str:
-    """The largest collectives, with the lines that they come from."""
-    largest = sorted(found, key=lambda c: c.bytes_per_worker, reverse=True)
+    """The largest collectives, with the lines that they come from; equal ones share a row."""
+    equal: dict[tuple[Any, ...], list[Collective]] = {}
+    for c in found:
+        key = c.kind, c.axes, c.dtype, c.shape, c.times, c.path, c.where
+        equal.setdefault(key, []).append(c)
+    largest = sorted(equal.values(), key=bytes_of, reverse=True)
     rows = [
         (
             f"    {c.kind}",
             ",".join(c.axes),
             f"{c.dtype}[{','.join(map(str, c.shape))}]",
             f"x{c.times}",
-            f"{c.bytes_per_worker:,.0f} bytes",
+            f"{f'{len(several)} equal, ' * (len(several) > 1)}{bytes_of(several):,.0f} bytes",
             " / ".join(c.path) or "-",
             c.where or "(of an unknown line)",
         )
-        for c in largest[:_LISTED]
+        for several in largest[:_LISTED]
+        for c in several[:1]
     ]
-    more = [f"    and {len(largest) - _LISTED} others"] if len(largest) > _LISTED else []
-    return "\n".join([*table(rows), *more]) if rows else ""
+    others = sum(map(len, largest[_LISTED:]))
+    return "\n".join([*table(rows), *([f"    and {others} others"] if others else [])])
 
 
 class _Budget:

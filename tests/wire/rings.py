@@ -2,13 +2,14 @@
 
 import math
 import pathlib
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jaxcomm.wire._source import Line
 
 N = 8
 SCALAR = 4
@@ -43,7 +44,5 @@ def array(mesh: Mesh, spec: P, *shape: int, dtype: Any = jnp.float32) -> jax.Sha
 
 def marked(file: str, word: str) -> set[str]:
     """The lines, as reports name them, that end in a comment `# word`."""
-    path = pathlib.Path(file)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    found = {n for n, text in enumerate(lines, 1) if re.search(rf"  # {word}$", text)}
-    return {f"{path.relative_to(pathlib.Path.cwd())}:{n}" for n in found}
+    lines = pathlib.Path(file).read_text(encoding="utf-8").splitlines()
+    return {str(Line(file, n)) for n, text in enumerate(lines, 1) if text.endswith(f"  # {word}")}

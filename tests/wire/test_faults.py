@@ -275,6 +275,7 @@ def test_an_optimizer_that_gathers_every_matrix() -> None:
     kinds = {"all_gather", "all_reduce"}
     error = caught("978", kinds, "float32", {"data"}, orthogonalized, SHARDED, state, **budget)
     assert error.report.bytes_per_worker > 10 * budget["bytes"]
+    assert all(kind in str(error) for kind in kinds)
     muon = optax.contrib.muon(0.1, muon_weight_dimension_numbers=DIMENSIONS)
     whole = begun(muon, {"stack": jnp.zeros((N, 32, 16))}, ROWS)
     kept(error, orthogonalized_in_stacks, SHARDED, whole, **budget)

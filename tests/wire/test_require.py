@@ -85,6 +85,7 @@ def test_equal_collectives_are_several() -> None:
     with pytest.raises(wire.WireError) as caught:
         wire.require(both, X, collectives=0, bits=16)
     assert [c.shape for c in caught.value.collectives] == [X.shape] * 2
+    assert "float32[16,16]  x1  2 equal, 3,072 bytes" in str(caught.value)
 
 
 def test_a_loop_of_unknown_length_keeps_no_total() -> None:
