@@ -19,6 +19,7 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SOURCE = re.compile(r"\b(?:source_file|stack_frame_id)=")
+_WHOLE = re.compile(r"p?jit\([^/]*\)")
 _HEADER = re.compile(r"\b(replica_count|num_partitions)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _NUMBERS = re.compile(r"(\w+)=(\d+)")
@@ -204,16 +205,20 @@ class Program:
     def origin(self, each: Instruction) -> Instruction:
         """The instruction, or the nearest that reads its result or computes it, with a source.
 
-        XLA leaves out the source of some collectives that it inserts.
+        XLA leaves out the source of some collectives that it inserts; others have that of the whole
+        program, which is named `jit(step)` without an operation.
         """
+        whole = each
         for neighbors in (self.users, self._operands):
             near = [each]
             for one in near:  # Grows meanwhile: the nearest come first.
                 if _SOURCE.search(one.rest):
-                    return one
+                    if not _WHOLE.fullmatch(one.op_name):
+                        return one
+                    whole = one if whole is each else whole
                 if len(near) < 64:
                     near += [other for other in neighbors(one) if other not in near]
-        return each
+        return whole
 
     def _operands(self, each: Instruction) -> list[Instruction]:
         found = (self.operand(each, number) for number in range(len(each.operands)))
@@ -245,12 +250,12 @@ class Program:
             return None
         limits = re.search(r"direction=(LT|LE)\b", compared.rest)
         counter, limit = (self._copied(compared, number) for number in (0, 1))
-        index = _index(counter)
+        index = index_of(counter)
         added = None if index is None else self._copied(root, index)
         if limits is None or index is None or added is None or added.opcode != "add":
             return None
         either = [self._copied(added, number) for number in (0, 1)]
-        steps = [x for x in either if _index(x) != index]
+        steps = [x for x in either if index_of(x) != index]
         begin = self._initial(loop, index)
         end = self._value(limit, loop, root)
         step = self._value(steps[0], loop, root) if len(steps) == 1 else None
@@ -273,10 +278,10 @@ class Program:
 
     def _value(self, each: Instruction | None, loop: Instruction, root: Instruction) -> int | None:
         """The value of a constant in a loop, also of one that the loop carries unchanged."""
-        index = _index(each)
+        index = index_of(each)
         if index is None:
             return _constant(each)
-        is_kept = _index(self._copied(root, index)) == index
+        is_kept = index_of(self._copied(root, index)) == index
         return self._initial(loop, index) if is_kept else None
 
     def _product_flops(self, each: Instruction) -> float:
@@ -356,7 +361,7 @@ def _constant(each: Instruction | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def _index(each: Instruction | None) -> int | None:
+def index_of(each: Instruction | None) -> int | None:
     """Which element of a tuple an instruction reads."""
     found = re.search(r"\bindex=(\d+)", each.rest) if each else None
     return int(found[1]) if found and each and each.opcode == "get-tuple-element" else None

@@ -56,10 +56,10 @@ def account(
 
     Args:
       fn: A function that communicates, such as the step of `jaxcomm.make_step` or
-        `jaxcomm.simulate`, or any other; or a compiled program: `jax.jit(fn).lower(...)`, its
-        `compile()`, for devices that need not exist, or the text of one, as
-        `XLA_FLAGS=--xla_dump_to=FOLDER` writes.
-      *args: The arguments of a function, arrays or `jax.ShapeDtypeStruct`.
+        `jaxcomm.simulate`, or any other, also of `flax.nnx.jit` or `equinox.filter_jit`; or a
+        compiled program: `jax.jit(fn).lower(...)`, its `compile()`, for devices that need not
+        exist, or the text of one, as `XLA_FLAGS=--xla_dump_to=FOLDER` writes.
+      *args: The arguments of a function: arrays, `jax.ShapeDtypeStruct`, or what is static.
       **kwargs: Its keyword arguments, likewise; for a compiled program `mesh`, a mesh or a dict of
         the sizes of axes, if the program does not say it.
 
@@ -92,10 +92,9 @@ def account(
     An account of a trace does not include what XLA inserts within a `jax.shard_map`, over the axes
     that it leaves to XLA, such as the `shard_axes` of a step. XLA for CPUs sends bfloat16 as
     float32 and floats of 8 bits as float16: they count as other devices send them, and a compiled
-    program shows an asterisk. There, a program that widens a number directly before it sends it,
-    other than in a sum, looks the same; compile it for the devices that it is for. XLA for GPUs
-    sends int16 as int32 in an all-reduce; no codec of this library uses it there.
-    Messages that kernels send are not seen.
+    program shows an asterisk. What a program itself widens before it sends it counts as wide. XLA
+    for GPUs sends int16 as int32 in an all-reduce; no codec of this library uses it there. Messages
+    that kernels send are not seen.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxcomm
@@ -114,23 +113,55 @@ def account(
       >>> sent.seconds(bytes_per_second=1e6, latency=1e-3)
       0.043771
     """
-    if isinstance(fn, str | jax.stages.Compiled | jax.stages.Lowered):
-        return _of_compiled(fn, *args, **kwargs)
-    run = getattr(fn, "on_mesh", fn)
-    jaxpr = jax.make_jaxpr(run)(*args, **kwargs)
+    stage = _stage_of(fn)
+    if stage is not None:
+        return _of_compiled(stage, *args, **kwargs)
+    run: Any = getattr(fn, "on_mesh", fn)
+    of_arrays, leaves = _of_arrays(run, args, kwargs)
+    jaxpr = jax.make_jaxpr(of_arrays)(*leaves)
     found = Account(collectives_of(jaxpr.jaxpr))
-    leaves = jax.tree.leaves((args, kwargs))
     # A step that places its arguments before it starts moves them once, not in its program.
     inputs = [None] * len(leaves) if getattr(run, "places_arguments", False) else leaves
     if is_partitioned(jaxpr, inputs):
-        lower = getattr(run, "lower", None) or jax.jit(run).lower
-        compiled = lower(*args, **kwargs).compile()
+        own = hasattr(run, "lower")
+        lowered = run.lower(*args, **kwargs) if own else jax.jit(of_arrays).lower(*leaves)
+        compiled = _stage_of(lowered.compile())
         whole = _of_compiled(compiled)
         more = whole.bytes_per_worker > found.bytes_per_worker
         if more or _has_inserted(compiled.as_text() or ""):
             return whole
     _warn_of_sharded(found, (args, kwargs))
     return found
+
+
+def _stage_of(given: Any) -> Any:
+    """The compiled program, or that which a wrapper of Equinox or Flax has; None for a function."""
+    stages = str | jax.stages.Compiled | jax.stages.Lowered
+    inside = (given, getattr(given, "lowered", None), getattr(given, "compiled", None))
+    return next((x for x in inside if isinstance(x, stages)), None)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _of_arrays(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
+    """The function of the arrays among its arguments, and these; it keeps what is no array.
+
+    Numbers are arrays for `jax.jit`, unless a function is jitted already, by whichever library, or
+    has arguments which `jax.jit` would not take.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    plain = [_is_array(x) or isinstance(x, int | float | complex) for x in leaves]
+    traced = [*map(_is_array, leaves)] if hasattr(fn, "lower") or not all(plain) else plain
+
+    def of_arrays(*arrays: Any) -> Any:
+        given = iter(arrays)
+        whole = [next(given) if known else x for x, known in zip(leaves, traced, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, whole)
+        return [x for x in jax.tree.leaves(fn(*args, **kwargs)) if _is_array(x)]
+
+    return of_arrays, [x for x, known in zip(leaves, traced, strict=True) if known]
 
 
 def _has_inserted(text: str) -> bool:

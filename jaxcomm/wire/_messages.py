@@ -12,7 +12,7 @@ import numpy as np
 from jaxcomm.wire._collective import Branches, Collective, Node
 from jaxcomm.wire._compiled import Instruction, Program, Work, shapes
 from jaxcomm.wire._groups import Groups, axes_of, groups_of, pairs_of
-from jaxcomm.wire._source import is_ours, scope_of
+from jaxcomm.wire._source import first_of, is_ours, scope_of
 from jaxcomm.wire._widened import narrow
 
 KINDS = {
@@ -221,7 +221,7 @@ class _Reader:
                     group,
                     pairs=pairs,
                     source="" if is_ours(lines) else program.source(described),
-                    scope=scope_of(described.op_name.rpartition("/")[0]),
+                    scope=scope_of(first_of(described.op_name).rpartition("/")[0]),
                     combined=len(arrays),
                     asynchronous=message.is_asynchronous,
                     during=during,

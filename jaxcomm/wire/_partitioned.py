@@ -21,6 +21,8 @@ def _layout_of(sharding: Any) -> Any:
 
 
 def _named(spec: Any, sizes: Any, over: Any = None) -> Any:
+    if any(sizes[axis] > 1 for axis in getattr(spec, "unreduced", ())):
+        return _UNKNOWN  # A part of a sum.
     kept = [
         tuple(axis for axis in axes if sizes[axis] > 1 and (over is None or axis in over))
         for axes in named_axes(spec)

@@ -89,7 +89,8 @@ def observable(eqn: Any) -> bool:
 
 def named_axes(spec: Any) -> list[tuple[str, ...]]:
     """The axes of each dimension of a `PartitionSpec`."""
-    return [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
+    parts = getattr(spec, "partitions", spec)
+    return [(part,) if isinstance(part, str) else tuple(part or ()) for part in parts]
 
 
 def manual_axes(params: Any) -> Any:

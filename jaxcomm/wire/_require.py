@@ -32,7 +32,9 @@ class WireError(AssertionError):
 
     def __init__(self, message: str, collectives: Iterable[Collective], report: Account):
         super().__init__(message)
-        self.collectives = tuple(dict.fromkeys(collectives))
+        self.collectives = tuple(
+            {id(c): c for c in collectives}.values()
+        )  # Equal ones are several.
         self.report = report
 
 
@@ -60,22 +62,27 @@ def _names(given: Any) -> set[str]:
 
 
 def _lines(found: Iterable[Collective]) -> str:
-    """The largest collectives, with the lines that they come from."""
-    largest = sorted(found, key=lambda c: c.bytes_per_worker, reverse=True)
+    """The largest collectives, with the lines that they come from; equal ones share a row."""
+    equal: dict[tuple[Any, ...], list[Collective]] = {}
+    for c in found:
+        key = c.kind, c.axes, c.dtype, c.shape, c.times, c.path, c.where
+        equal.setdefault(key, []).append(c)
+    largest = sorted(equal.values(), key=bytes_of, reverse=True)
     rows = [
         (
             f"    {c.kind}",
             ",".join(c.axes),
             f"{c.dtype}[{','.join(map(str, c.shape))}]",
             f"x{c.times}",
-            f"{c.bytes_per_worker:,.0f} bytes",
+            f"{f'{len(several)} equal, ' * (len(several) > 1)}{bytes_of(several):,.0f} bytes",
             " / ".join(c.path) or "-",
             c.where or "(of an unknown line)",
         )
-        for c in largest[:_LISTED]
+        for several in largest[:_LISTED]
+        for c in several[:1]
     ]
-    more = [f"    and {len(largest) - _LISTED} others"] if len(largest) > _LISTED else []
-    return "\n".join([*table(rows), *more]) if rows else ""
+    others = sum(map(len, largest[_LISTED:]))
+    return "\n".join([*table(rows), *([f"    and {others} others"] if others else [])])
 
 
 class _Budget:
@@ -141,7 +148,7 @@ def require(
         `{"dcn": {"int8"}}`.
       bits: How wide a number that is sent may be.
       above: For `dtypes`, `bits`, `outside_loops` and `only_axes`, collectives that send at most
-        this are not looked at, such as the sum of a loss.
+        this, in all runs of their loops, are not looked at, such as the sum of a loss.
       outside_loops: Whether no loop may send.
       only_axes: The axes over which anything may be sent.
       overlapped: The share of bytes, 0 to 1, that must be on the way while the program computes

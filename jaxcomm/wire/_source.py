@@ -69,3 +69,16 @@ def scope_of(name_stack: str) -> str:
     """The named scopes of an operation, without JAX's transformations and control flow."""
     names = _TRANSFORM.sub("", _JITTED.sub("", name_stack)).split("/")
     return "/".join(name for name in names if not _PLAIN.fullmatch(name))
+
+
+def first_of(op_name: str) -> str:
+    """The first of the operations that XLA has merged: `a/(b/dot:c/dot)` and `a/b/dot;c`."""
+    begin = re.search(r"(?:^|/)\((?=.*:)", op_name)
+    if not begin:
+        return op_name.split(";")[0]
+    depth, merged = 0, op_name[begin.end() :]
+    for place, letter in enumerate(merged):
+        if depth == 0 and letter in ":)":
+            return f"{op_name[: begin.start()]}/{merged[:place]}"
+        depth += (letter == "(") - (letter == ")")
+    return op_name

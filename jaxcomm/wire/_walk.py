@@ -25,17 +25,27 @@ COLLECTIVES = {
     "psum": "all_reduce",
     "psum2": "all_reduce",
     "psum_invariant": "all_reduce",
+    "unreduced_psum": "all_reduce",
     "pmax": "all_reduce",
+    "unreduced_pmax": "all_reduce",
     "pmin": "all_reduce",
+    "unreduced_pmin": "all_reduce",
     "reduce_scatter": "reduce_scatter",
     "psum_scatter": "reduce_scatter",
+    "unreduced_reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
     "ragged_all_to_all": "all_to_all",
     "all_gather": "all_gather",
     "all_gather_invariant": "all_gather",
     "all_gather_reduced": "all_gather",
     "ppermute": "ppermute",
+    "psend": "ppermute",
+    "pbroadcast": "broadcast",
 }
+"""Also with `_start` at the end, if another equation awaits the result."""
+
+_SILENT = ("axis_index", "precv")
+"""Those that name an axis and send nothing."""
 
 
 SIMULATED = "simulated_workers"
@@ -90,6 +100,11 @@ def _axes_of(params: dict[str, Any]) -> tuple[str, ...]:
     axes = params.get("axes", params.get("axis_name", ()))
     axes = axes if isinstance(axes, list | tuple) else (axes,)
     return tuple(axis for axis in axes if isinstance(axis, str))
+
+
+def _names_an_axis(eqn: Any) -> bool:
+    """Whether an equation depends on the other devices of an axis, as collectives do."""
+    return any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
 
 
 def _shard_shape(aval: Any) -> tuple[int, ...]:
@@ -194,7 +209,7 @@ def _walk(
                 "The program contains a step of `jaxcomm.simulate`, which sends nothing: account "
                 "for the step itself, `jaxcomm.wire.account(step, params, opt_state, batch)`."
             )
-        kind = COLLECTIVES.get(name)
+        kind = COLLECTIVES.get(name.removesuffix("_start"))
         axes = _axes_of(params) if kind else ()
         inner = inlined(eqn)
         if kind and axes:
@@ -242,7 +257,10 @@ def _walk(
             if any(alternatives):
                 nodes.append(Branches(tuple(map(tuple, alternatives))))
         else:
-            for body, used in bodies(eqn, outs, computation.live):
+            inside = bodies(eqn, outs, computation.live)
+            if not inside and _names_an_axis(eqn) and name not in _SILENT:
+                raise ValueError(f"This collective is of an unknown kind: {eqn}")
+            for body, used in inside:
                 nodes += _walk_separately(body, used, _inside(eqn, place), computation)
         for position, out in enumerate(eqn.outvars):
             numbers[out] = computation.number((signature, position), waits)

@@ -1,9 +1,9 @@
 """What XLA for CPUs sends as wider numbers than other devices do."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from jaxcomm.wire._compiled import Instruction, Program, shapes
+from jaxcomm.wire._compiled import Instruction, Program, index_of, shapes
 
 _NARROW = {"f32": re.compile("bf16"), "f16": re.compile("f[48]")}
 _MOVES = ("bitcast", "copy", "reshape", "transpose", "tuple", "get-tuple-element")
@@ -15,7 +15,9 @@ def narrow(program: Program, each: Instruction, number: int, sent: str) -> str:
 
     XLA marks a sum as promoted if it has widened it from bfloat16. A sum of several arrays has the
     mark of one of them: an array of it is narrow if it is converted before or after the message, or
-    is a product of narrow factors.
+    is a product of narrow factors. Another message is narrow if its operand is converted without a
+    name. An operation with a name is in the program, which sends a wide number then, unless it
+    converts the result back, too.
 
     Args:
       program: The compiled program.
@@ -26,14 +28,17 @@ def narrow(program: Program, each: Instruction, number: int, sent: str) -> str:
     operand = program.operand(each, number)
     if sent not in _NARROW or operand is None:
         return sent
-    near = {*_converted(program, operand)}
+    conversion = _conversion(program, operand)
+    near = _dtypes(program, conversion)
     if sent == "f32" and "to_apply=" in each.rest:
-        is_promoted = "promoted" in each.rest
+        is_promoted = re.search(r"to_apply=%?[\w.\-]*promoted", each.rest) is not None
         if len(each.operands) == 1:
             return "bf16" if is_promoted else sent
         parts = [x for x in program.users(each) if re.search(rf"\bindex={number}\b", x.rest)]
         after = _all(_used_as(program, part) for part in parts)
         near = near | after | _factors(program, operand) if is_promoted else after
+    elif conversion is not None and conversion.op_name:
+        near &= _used_as(program, each)
     return next(filter(_NARROW[sent].match, sorted(near)), sent)
 
 
@@ -49,14 +54,23 @@ def _root(program: Program, each: Instruction) -> Instruction:
     return next((inner for inner in inside if inner.is_root), each)
 
 
-def _converted(program: Program, each: Instruction, depth: int = _DEPTH) -> Iterator[str]:
-    """The dtypes of a conversion of which only the place in memory changes until the result."""
-    root = _root(program, each)
-    inner = program.operand(root, 0)
-    if root.opcode == "convert":
-        yield from (x[0] for x in shapes(root.type + program.operand_type(root, 0)))
-    elif depth and root.opcode in _MOVES and inner is not None:
-        yield from _converted(program, inner, depth - 1)
+def _conversion(
+    program: Program, each: Instruction | None, index: int | None = None, depth: int = _DEPTH
+) -> Instruction | None:
+    """The conversion of which only the place in memory changes until the result."""
+    root = None if each is None else _root(program, each)
+    if root is None or root.opcode == "convert":
+        return root
+    if not depth or root.opcode not in _MOVES:
+        return None
+    number = index or 0 if root.opcode == "tuple" else 0
+    return _conversion(program, program.operand(root, number), index_of(root), depth - 1)
+
+
+def _dtypes(program: Program, conversion: Instruction | None) -> set[str]:
+    """The dtypes between which a conversion converts."""
+    types = conversion and conversion.type + program.operand_type(conversion, 0)
+    return {dtype for dtype, _ in shapes(types or "")}
 
 
 def _factors(program: Program, each: Instruction) -> set[str]:
@@ -64,7 +78,7 @@ def _factors(program: Program, each: Instruction) -> set[str]:
     if _root(program, each).opcode not in ("dot", "convolution"):
         return set()
     factors = [program.operand(each, number) for number in range(len(each.operands))]
-    return _all({*_converted(program, x)} if x else set() for x in factors)
+    return _all(_dtypes(program, _conversion(program, x)) for x in factors)
 
 
 def _used_as(program: Program, each: Instruction, depth: int = _DEPTH) -> set[str]:

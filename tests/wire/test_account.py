@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.experimental
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ BY_HAND = {
     "psum_scatter": (lambda x: lax.psum_scatter(x, "data"), "reduce_scatter", 7 / 8 * 64, 7),
     "all_to_all": (lambda x: lax.all_to_all(x, "data", 0, 0), "all_to_all", 7 / 8 * 64, 7),
     "ppermute": (lambda x: lax.ppermute(x, "data", RING), "ppermute", 64, 1),
+    "pbroadcast": (lambda x: lax.pbroadcast(x, ("data",), 0), "broadcast", 64, 7),
 }
 
 
@@ -68,6 +70,41 @@ def test_bytes_and_messages(name: str) -> None:
 def test_bytes_follow_the_dtype(dtype: Any, size: int) -> None:
     """Four bits that are not packed count as a byte."""
     assert sent(summed, (8,), dtype).bytes_per_worker == 14 * size
+
+
+def test_sums_of_parts() -> None:
+    """Of arrays that are typed as unreduced, in `jax.shard_map` and outside."""
+
+    def both(x: jax.Array) -> Any:
+        part = lax.pcast(x, "data", to="unreduced")
+        return summed(part), lax.psum_scatter(part, "data", tiled=True)
+
+    run = jax.shard_map(both, mesh=data(), in_specs=P("data"), out_specs=(P(), P("data")))
+    account = wire.account(run, jnp.zeros((64, 2)))
+    assert [c.kind for c in account.collectives] == ["all_reduce", "reduce_scatter"]
+    assert account.bytes_per_worker == pytest.approx((14 + 7) / 8 * 64)
+
+    part = NamedSharding(data(AxisType.Explicit), P(unreduced={"data"}))
+    with jax.set_mesh(part.mesh):
+        x = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=part)
+        kept = wire.account(lambda x: x + x, x)
+        account = wire.account(lambda x: jax.sharding.reshard(x, P()), x)
+    assert kept.bytes_per_worker == 0 and account.bytes_per_worker == 14 / 8 * 64
+
+
+def test_collectives_of_unknown_kinds_are_not_counted_as_zero() -> None:
+    def bound(name: str) -> Callable[..., Any]:
+        primitive = jax.extend.core.Primitive(name)
+        primitive.def_effectful_abstract_eval(lambda x, axis_name: (x, effects))
+        return lambda x: primitive.bind(x, axis_name=("data",))
+
+    run = on(data(), summed)
+    (mapped,) = jax.make_jaxpr(run)(jnp.zeros(6)).eqns
+    effects = mapped.params["jaxpr"].eqns[0].effects
+    assert sent(bound("psum_start"), (8,)).bytes_per_worker == 14 / 8 * 32
+    with pytest.raises(ValueError, match=r"unknown kind: .*psum_twice"):
+        sent(bound("psum_twice"))
+    assert sent(lambda x: x * jnp.float32(lax.axis_index("data"))).bytes_per_worker == 0
 
 
 def in_loops(x: jax.Array) -> jax.Array:
@@ -272,6 +309,24 @@ def test_collectives_inserted_by_xla_are_read_from_the_compiled_program(name: st
     assert account.bytes_by_axis.keys() == {"data"}
     floats = [c for c in account.collectives if c.shape != (2,) and c.dtype == jnp.float32]
     assert all("test_account.py:" in c.source for c in floats)
+
+
+def test_arguments_that_are_no_arrays() -> None:
+    """They may be static in a jitted function; and another may read numbers beside them."""
+
+    def fn(w: jax.Array, x: jax.Array, power: int, activation: Callable[..., Any]) -> Any:
+        loss = lambda w: jnp.mean(activation(x @ w) ** power)  # noqa: E731
+        return (jax.grad(loss)(w), activation) if power else None
+
+    w, x = sharded()
+    expected = 14 / 8 * 256
+    assert wire.account(fn, w, x, 2, jnp.tanh).bytes_per_worker == expected
+    assert wire.account(fn, w, x, 0, jnp.tanh).bytes_per_worker == 0
+    static = jax.jit(lambda *args: fn(*args)[0], static_argnums=(2, 3))
+    assert wire.account(static, w, x, 2, jnp.tanh).bytes_per_worker == expected
+    scaled = lambda w, x, factor: descended(w, x) * factor  # noqa: E731
+    for run in (scaled, jax.jit(scaled)):
+        assert wire.account(run, w, x, 0.5).bytes_per_worker == expected
 
 
 def test_what_xla_inserts_in_a_loop_counts_each_time() -> None:

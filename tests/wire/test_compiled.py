@@ -177,6 +177,33 @@ def test_a_collective_without_a_source_has_that_of_its_neighbors() -> None:
     assert (found.source, found.scope) == ("/x/y.py:3", "a")
 
 
+def test_a_source_is_of_an_operation() -> None:
+    """XLA names some collectives as the whole program, with the line that calls it."""
+    named = 'op_name="jit(step)" source_file="/x/main.py" source_line=1'
+    (found,) = wire.account(loop(of=named)).collectives
+    assert found.source == "/x/main.py:1"
+    text = loop(of=named).replace(
+        "  ROOT %out",
+        '  %used = f32[4]{0} copy(%r), metadata={op_name="jit(step)/a/sin" source_file="/x/y.py" '
+        "source_line=3}\n  ROOT %out",
+    )
+    (found,) = wire.account(text).collectives
+    assert (found.source, found.scope) == ("/x/y.py:3", "a")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jit(step)/jvp(model)/mlp/dot_general;jit(step)/transpose(jvp(model))/norm/mul",
+        "jit(step)/(jvp(model)/mlp/dot_general:transpose(jvp(model))/norm/mul)",
+        "jit(step)/model/(mlp/dot_general:norm/mul:dot_general)",
+    ],
+)
+def test_scopes_of_operations_that_xla_has_merged(name: str) -> None:
+    (found,) = wire.account(loop(of=f'op_name="{name}"')).collectives
+    assert found.scope == "model/mlp"
+
+
 def test_combined_arrays_are_one_message() -> None:
     def step(tree: dict[str, jax.Array], x: jax.Array) -> Any:
         return jax.grad(lambda tree: jnp.sum(jnp.sin(x @ tree["w"] + tree["b"][None])))(tree)
@@ -343,6 +370,44 @@ def test_narrow_numbers_count_as_traced(dtype: Any) -> None:
     traced, compiled = wire.account(run, x), wire.account(jax.jit(run).lower(x))
     assert {c.dtype for c in compiled.collectives} == {x.dtype}
     assert traced.bytes_per_worker == compiled.bytes_per_worker
+
+
+def converted_later(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The sum is in bfloat16, and converted where it is used, among other operations."""
+    half = lambda w: jnp.mean((x @ w.astype(jnp.bfloat16)).astype(jnp.float32) ** 2)  # noqa: E731
+    return w - 0.1 * jax.grad(half)(w)
+
+
+def mapped(send: Any) -> Any:
+    specs: Any = {"in_specs": (P(), P("data")), "out_specs": P("data"), "check_vma": False}
+    return jax.shard_map(send, mesh=MESH, **specs)
+
+
+SHIFTED = [(i, (i + 1) % 8) for i in range(8)]
+SENT = {
+    "sum": lambda _, x: lax.psum(x, "data"),
+    "reduce-scatter": lambda _, x: lax.psum_scatter(x, "data", scatter_dimension=1),
+    "gather": lambda _, x: lax.all_gather(x, "data"),
+    "gather, then widen": lambda _, x: lax.all_gather(x, "data").astype(jnp.float32),
+    "permute": lambda _, x: lax.ppermute(x, "data", SHIFTED),
+}
+AS_MEANT = {
+    "sum converted later": (converted_later, "bfloat16"),
+    **{name: (mapped(send), "bfloat16") for name, send in SENT.items()},
+    **{
+        f"wide {name}": (mapped(lambda _, x, send=send: send(_, x.astype(jnp.float32))), "float32")
+        for name, send in SENT.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", AS_MEANT)
+def test_numbers_count_as_the_program_sends_them(name: str) -> None:
+    """Of bfloat16, whether XLA for CPUs widens it for a message or the program does."""
+    step, dtype = AS_MEANT[name]
+    rows = jax.ShapeDtypeStruct((16, 8), jnp.bfloat16, sharding=ROWS.sharding)
+    (found,) = wire.account(jax.jit(step).lower(WEIGHTS, rows)).collectives
+    assert str(found.dtype) == dtype
 
 
 def large(layers: int, fillers: int) -> str:

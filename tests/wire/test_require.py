@@ -80,6 +80,14 @@ def test_a_budget_that_is_broken(name: str) -> None:
     assert caught.value.report.bytes_per_worker == 3079
 
 
+def test_equal_collectives_are_several() -> None:
+    both = on(lambda x: sum(lax.psum([x, 2 * x], "ici")))
+    with pytest.raises(wire.WireError) as caught:
+        wire.require(both, X, collectives=0, bits=16)
+    assert [c.shape for c in caught.value.collectives] == [X.shape] * 2
+    assert "float32[16,16]  x1  2 equal, 3,072 bytes" in str(caught.value)
+
+
 def test_a_loop_of_unknown_length_keeps_no_total() -> None:
     fn = on(lambda x: lax.while_loop(lambda x: x[0, 0] < 9, lambda x: lax.psum(x, "ici"), x))
     for budget in ({"bytes": "1 GB"}, {"collectives": 10**6}):
