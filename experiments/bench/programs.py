@@ -1,6 +1,5 @@
 """The cost of the compiled program of a step, which is not run."""
 
-import re
 import time
 from typing import Any
 
@@ -14,9 +13,6 @@ from experiments.bench.updates import PER_WORKER, ROWS
 from experiments.trainer import make_mesh
 
 LAYERS = 4
-COLLECTIVE = re.compile(
-    r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-)
 OF_FAMILIES = (
     "mean",
     "global_qsgd_8_bits",
@@ -98,9 +94,9 @@ def compile_step(name: str, params: Any, workers: int) -> dict[str, Any]:
 
     Returns:
       `compile_seconds`, without tracing, summed over cores, which other load hardly changes;
-      `lines` of HLO, one per operation; `collectives` in the text, whether or not they run in each
-      step; bytes `accessed` by operations, with one iteration per loop; bytes of `temporaries`, and
-      of `arguments`: parameters, gradients and state; and their `peak` beside the arguments.
+      `lines` of HLO, one per operation; `collectives` of all branches; bytes `accessed` by
+      operations, with one iteration per loop; bytes of `temporaries`, and of `arguments`:
+      parameters, gradients and state; and their `peak` beside the arguments.
     """
     lowered = lower_step(name, params, make_mesh(workers))
     began = time.process_time()
@@ -111,7 +107,7 @@ def compile_step(name: str, params: Any, workers: int) -> dict[str, Any]:
     return {
         "compile_seconds": seconds,
         "lines": operations(text),
-        "collectives": len(COLLECTIVE.findall(text)),
+        "collectives": len({c.group for c in jaxcomm.wire.account(compiled).collectives}),
         "accessed": int(compiled.cost_analysis()["bytes accessed"]),
         "temporaries": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
