@@ -1,7 +1,6 @@
 """Counts the bytes that a program sends: traced, or compiled where XLA inserts collectives."""
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,14 +10,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jaxcomm.wire._account import Account
 from jaxcomm.wire._compiled import Program
-from jaxcomm.wire._messages import nodes_of
+from jaxcomm.wire._messages import messages_in, nodes_of
 from jaxcomm.wire._partitioned import is_partitioned
 from jaxcomm.wire._program import named_axes
 from jaxcomm.wire._walk import collectives_of
-
-_INSERTED = re.compile(
-    r" = .*? (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
 
 
 def account(
@@ -83,8 +78,8 @@ def account(
       the way while products are computed.
 
     Raises:
-      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing; or if a
-        compiled program has a collective in a form that is not known.
+      ValueError: If `fn` contains a step of `jaxcomm.simulate`, which sends nothing; if a compiled
+        program has a collective in a form that is not known; or if `mesh` has not its devices.
 
     Warns:
       UserWarning: If an argument is sharded over an axis that is automatic where the program sends.
@@ -128,7 +123,7 @@ def account(
         compiled = _stage_of(lowered.compile())
         whole = _of_compiled(compiled)
         more = whole.bytes_per_worker > found.bytes_per_worker
-        if more or _has_inserted(compiled.as_text() or ""):
+        if more or _has_inserted(Program(compiled.as_text() or "")):
             return whole
     _warn_of_sharded(found, (args, kwargs))
     return found
@@ -164,12 +159,12 @@ def _of_arrays(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable
     return of_arrays, [x for x, known in zip(leaves, traced, strict=True) if known]
 
 
-def _has_inserted(text: str) -> bool:
+def _has_inserted(program: Program) -> bool:
     """Whether a compiled program has collectives that are not from within a `jax.shard_map`."""
     return any(
-        "shard_map/" not in line.partition("op_name=")[2]
-        for line in text.splitlines()
-        if _INSERTED.search(line)
+        "shard_map/" not in message.each.op_name
+        for name, _ in program.computations_that_run()
+        for message in messages_in(program, name)
     )
 
 
@@ -187,7 +182,10 @@ def _of_compiled(
         meshes = [mesh if isinstance(mesh, Mapping) else mesh.shape]
     sizes = max(meshes, key=lambda shape: (_size(shape), len(shape)), default=program.mesh)
     kinds = {device.platform for sharding in shardings for device in sharding.device_set}
-    return Account(nodes_of(program, sizes, widens=kinds == {"cpu"}))
+    nodes, count = nodes_of(program, sizes, widens=kinds == {"cpu"}), _size(program.counts)
+    if mesh is not None and nodes and _size(sizes) != count:
+        raise ValueError(f"`mesh` is {dict(sizes)}; the program is for {count} devices.")
+    return Account(nodes)
 
 
 def _size(shape: Mapping[str, int]) -> int:

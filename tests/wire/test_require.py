@@ -198,6 +198,8 @@ def test_the_command_line(
     assert out.count("bytes sent per worker") == 1 and name in out and "dcn,ici" in out
     assert "scan x3" in out and "test_require.py:" in out
     assert str(wire.account(text, mesh=MESH)) in out
+    with pytest.raises(ValueError, match="the program is for 8 devices"):
+        main([str(tmp_path), "--mesh", "ici=4"])
     one = printed(capsys, str(tmp_path / name), "--json")
     assert len(json.loads(one)["collectives"]) == 3
     assert "nothing is sent" in printed(
