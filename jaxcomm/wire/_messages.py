@@ -28,6 +28,7 @@ KINDS = {
 _SIMILAR = re.compile(r"(all|collective|reduce-scatter|ragged)-")
 _NO_MESSAGE = ("recv", "send-done", "recv-done", "partition-id", "replica-id")
 _CALLS = ("fusion", "async-start", "custom-call")
+_RUNS = (*_CALLS, "while", "conditional", "call")
 _ONE_OPERAND = ("ragged-all-to-all", "send")  # The others are sizes, offsets and tokens.
 _ASYNCHRONOUS = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
 _FUSED = '"async_collective_fusion_config"'
@@ -231,6 +232,22 @@ class _Reader:
         return found
 
 
+def _require_reached(program: Program) -> None:
+    """Raises if a collective is in a computation that nothing known runs."""
+    reached: set[str] = set()
+    pending = [program.entry]
+    while pending:
+        name = pending.pop()
+        if name in program.computations and name not in reached:
+            reached.add(name)
+            calls = (each for each in program.computations[name] if each.opcode in _RUNS)
+            pending += [called for each in calls for called in each.called]
+    for name in program.computations.keys() - reached:
+        for each in program.computations[name]:
+            if _opcode_of(each):
+                raise ValueError(f"It is not known what runs this collective: {each}")
+
+
 def _joined(parts: list[tuple[str, tuple[int, ...]]]) -> tuple[str, tuple[int, ...]]:
     """The array that consists of equal parts, along its first dimension."""
     dtype, shape = parts[0]
@@ -249,6 +266,7 @@ def nodes_of(
         message counts as its narrow dtype then, as on other devices.
 
     Raises:
-      ValueError: If a collective, or its groups, are of a form that is not known.
+      ValueError: If a collective, its groups, or what runs it are of a form that is not known.
     """
+    _require_reached(program)
     return tuple(_Reader(program, sizes, widens).nodes(program.entry, 1, ()))

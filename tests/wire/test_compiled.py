@@ -216,34 +216,25 @@ def test_combined_arrays_are_one_message() -> None:
     assert account.bytes_per_worker == 14 / 8 * (256 + 32)
 
 
+PERMUTED = "collective-permute(%p), channel_id=7, source_target_pairs={{0,1},{1,0}}"
+CALLED = {
+    "half": f"  ROOT %inner = f32[8,8] {PERMUTED}",
+    "begun": f"  %first = f32[8,8] {PERMUTED}\n"
+    '  ROOT %s = (f32[8,8], u32[]) custom-call(%first), custom_call_target="AsyncCollectiveStart"',
+    "ended": f"  %last = f32[8,8] {PERMUTED}\n"
+    '  ROOT %d = f32[8,8] custom-call(%last), custom_call_target="AsyncCollectiveDone"',
+}
+
+
 def on_the_way(middle: str) -> str:
-    return f"""HloModule jit_step, is_scheduled=true, num_partitions=8
-
-%half (p: f32[8,8]) -> f32[8,8] {{
-  %p = f32[8,8]{{1,0}} parameter(0)
-  ROOT %inner = f32[8,8]{{1,0}} collective-permute(%p), channel_id=7, \
-source_target_pairs={{{{0,1}},{{1,0}}}}
-}}
-
-%begun (p: f32[8,8]) -> (f32[8,8], u32[]) {{
-  %p = f32[8,8]{{1,0}} parameter(0)
-  %first = f32[8,8]{{1,0}} collective-permute(%p), channel_id=7, \
-source_target_pairs={{{{0,1}},{{1,0}}}}
-  ROOT %started = (f32[8,8], u32[]) custom-call(%first), custom_call_target="AsyncCollectiveStart"
-}}
-
-%ended (p: f32[8,8]) -> f32[8,8] {{
-  %p = f32[8,8]{{1,0}} parameter(0)
-  %last = f32[8,8]{{1,0}} collective-permute(%p), channel_id=7, \
-source_target_pairs={{{{0,1}},{{1,0}}}}
-  ROOT %done = f32[8,8] custom-call(%last), custom_call_target="AsyncCollectiveDone"
-}}
-
-ENTRY %main (a: f32[8,8]) -> f32[8,8] {{
-  %a = f32[8,8]{{1,0}} parameter(0)
-{middle}
-}}
-"""
+    """A program of these instructions, with the computations that they call."""
+    lines = ["HloModule jit_step, is_scheduled=true, num_partitions=8"]
+    for name, inside in CALLED.items():
+        if f"%{name}" in middle:
+            lines += [f"%{name} (p: f32[8,8]) -> f32[8,8] {{", "  %p = f32[8,8]{1,0} parameter(0)"]
+            lines += [inside, "}"]
+    lines += ["ENTRY %main (a: f32[8,8]) -> f32[8,8] {", "  %a = f32[8,8]{1,0} parameter(0)"]
+    return "\n".join([*lines, middle, "}"])
 
 
 DOT = "  %dot = f32[8,8]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
@@ -302,6 +293,9 @@ def test_messages_of_one_channel_are_several() -> None:
 def test_what_a_host_is_sent_does_not_count_and_unknown_kinds_are_an_error() -> None:
     host = "  ROOT %s = (f32[8,8], u32[]) send(%a), channel_id=2, is_host_transfer=true"
     assert wire.account(on_the_way(host)).collectives == ()
+    mapped = "  ROOT %s = f32[8,8] map(%a), to_apply=%half"
+    with pytest.raises(ValueError, match=r"not known what runs this collective: %\w+ = f32"):
+        wire.account(on_the_way(mapped))
     unknown = f"  ROOT %s = f32[8,8] collective-shuffle(%a), {GROUPS}"
     with pytest.raises(ValueError, match=r"unknown kind: %s = .*collective-shuffle"):
         wire.account(on_the_way(unknown))
