@@ -46,9 +46,15 @@ def momentum_sgd(case: Case) -> Any:
 
 
 @functools.cache
-def of_linear(case: Case, donate: bool) -> Any:
+def of_linear(case: Case, donate: bool, gradients: Any = None) -> Any:
     """A step of `linear` on four workers."""
-    return jaxcomm.make_step(linear, momentum_sgd(case), mesh_of(4), donate=donate)
+    tx, mesh = momentum_sgd(case), mesh_of(4)
+    return jaxcomm.make_step(linear, tx, mesh, donate=donate, gradients=gradients)
+
+
+def plain_gradients(loss_fn: Any, *args: Any) -> Any:
+    """Those of a step, given as `gradients=`: a method that evaluates the loss projects them."""
+    return jaxcomm.local_value_and_grad(loss_fn)(*args)
 
 
 def start_of_linear(case: Case) -> tuple[dict[str, jax.Array], Any, jax.Array]:
