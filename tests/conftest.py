@@ -47,6 +47,10 @@ if _KEPT in os.environ:
 _ended = 0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--laws", metavar="K/N", help="slow laws of the K-th of N parts of methods")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
     if not hasattr(config, "workerinput"):
@@ -74,6 +78,10 @@ def _row(item: pytest.Item | None) -> str:
     return getattr(item.callspec.params.get("case"), "name", "") if of_law else ""
 
 
+def _is_slow_law(item: pytest.Item) -> bool:
+    return item.nodeid.startswith("tests/laws/") and item.get_closest_marker("slow") is not None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _enough_devices() -> None:
     if jax.device_count() < 8:
@@ -81,7 +89,7 @@ def _enough_devices() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The public names that a row is made of select its tests, too: `-k error_feedback`.
 
     The laws of a row run in one process, and share compiled programs: compiling takes the time.
@@ -96,6 +104,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.extra_keyword_matches.update(method.words if method else ())
         if row := _row(item):
             item.add_marker(pytest.mark.xdist_group(row))
+    if part := config.getoption("laws"):
+        others = [item for item in items if _is_slow_law(item) and not slow.is_in(part, _row(item))]
+        config.hook.pytest_deselected(items=others)
+        left_out = {*others}
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,5 +1,6 @@
 """What `make test` leaves out: the marker `slow`, set by hand, or here for tests of a method."""
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,12 @@ TABLES = (
 def slow(*values: Any) -> Any:
     """One more parameter, or several of one test, that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def is_in(part: str, row: str) -> bool:
+    """Whether a row is in a part of all rows, `"2/5"` for the second of five."""
+    number, of = map(int, part.split("/"))
+    return zlib.crc32(row.encode()) % of == number - 1
 
 
 def mark(items: Iterable[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import pathlib
 import re
 import textwrap
@@ -17,6 +18,7 @@ from jaxcomm.catalogue import METHODS as CATALOGUE
 from tests.cases import CASES
 from tests.cases._gossip import GOSSIP
 from tests.cases._local import LOCAL, RECIPES
+from tests.slow import is_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 METHODS_PAGE = ROOT / "docs" / "methods.md"
@@ -69,6 +71,13 @@ METHODS = {
     for name, value in FUNCTIONS.items()
     if is_method(value) and value.__name__ not in BUILDERS
 }
+
+
+def test_parts_of_the_laws_have_every_row_once() -> None:
+    parts = [[case.name for case in CASES if is_in(f"{k}/7", case.name)] for k in range(1, 8)]
+    assert sorted(itertools.chain(*parts)) == sorted(case.name for case in CASES)
+    assert min(map(len, parts)) >= len(CASES) / 14
+
 
 WITHOUT_ROW = {
     "adaptive_budgets": "takes measured speeds: tests/aggregation/test_adaptive_budgets.py",

@@ -196,8 +196,9 @@ class Account:
         ]
 
     def json(self) -> str:
-        """The report as JSON, for `jaxcomm.wire.require(same_as=...)`; a line per collective."""
-        return json.dumps({"collectives": _lists(self._nodes)}, indent=1) + "\n"
+        """The report as JSON, for `jaxcomm.wire.require(same_as=...)`; one line each."""
+        rows = ",\n".join(map(json.dumps, _lists(self._nodes)))
+        return f'{{"collectives": [\n{rows}\n]}}\n'
 
     def __str__(self) -> str:
         equal: dict[Any, list[Collective]] = {}

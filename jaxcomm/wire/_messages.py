@@ -117,7 +117,8 @@ def messages_in(program: Program, name: str) -> list[Message]:
             if key in found:
                 found[key] = found[key]._replace(end=place)
                 continue
-            begins = outer.opcode.endswith("-start") or opcode == "send"
+            waits = '"is_sync":true' in outer.rest  # XLA for GPUs runs the pair as one.
+            begins = not waits and (outer.opcode.endswith("-start") or opcode == "send")
             end = places[_done(program, outer).name] if begins else place
             found[key] = Message(opcode, each, outer, place, end)
     return [*found.values()]

@@ -281,6 +281,13 @@ def test_what_is_computed_meanwhile(name: str) -> None:
     assert ("1e+03 FLOP" if flops else "0 FLOP") in str(account)
 
 
+def test_a_start_that_waits_is_not_asynchronous() -> None:
+    middle, _ = ON_THE_WAY["start and done"]
+    config = 'dimensions={0}, backend_config={"collective_backend_config":{"is_sync":true}}'
+    (found,) = wire.account(on_the_way(middle.replace("dimensions={0}", config, 1))).collectives
+    assert not found.asynchronous and found.bytes_per_worker == 7 * 256
+
+
 def test_messages_of_one_channel_are_several() -> None:
     """XLA gives one number to all messages that it has combined."""
     twice = (

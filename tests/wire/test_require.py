@@ -152,6 +152,7 @@ def test_a_report_is_written_and_read_and_listed() -> None:
     again = read(report.json())
     assert str(again) == str(report) and again.json() == report.json()
     assert again.amortized_bytes_per_worker(0.5) == report.amortized_bytes_per_worker(0.5)
+    assert len(report.json().splitlines()) == 2 + 1  # One conditional.
     rows = report.table()
     assert len(rows) == len(report.collectives) == 4
     assert sum(row["bytes"] for row in rows) == report.bytes_of_branches
