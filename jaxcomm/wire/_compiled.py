@@ -209,7 +209,7 @@ class Program:
         program, which is named `jit(step)` without an operation.
         """
         whole = each
-        for neighbors in (self.users, self._operands):
+        for neighbors in (self.users, self.operands):
             near = [each]
             for one in near:  # Grows meanwhile: the nearest come first.
                 if _SOURCE.search(one.rest):
@@ -220,7 +220,8 @@ class Program:
                     near += [other for other in neighbors(one) if other not in near]
         return whole
 
-    def _operands(self, each: Instruction) -> list[Instruction]:
+    def operands(self, each: Instruction) -> list[Instruction]:
+        """The instructions whose results are its operands."""
         found = (self.operand(each, number) for number in range(len(each.operands)))
         return [x for x in found if x is not None]
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jaxcomm.wire._account import Account
-from jaxcomm.wire._compiled import Program
+from jaxcomm.wire._compiled import Instruction, Program
 from jaxcomm.wire._messages import messages_in, nodes_of
 from jaxcomm.wire._partitioned import is_partitioned
 from jaxcomm.wire._program import named_axes
@@ -121,10 +121,8 @@ def account(
         own = hasattr(run, "lower")
         lowered = run.lower(*args, **kwargs) if own else jax.jit(of_arrays).lower(*leaves)
         compiled = _stage_of(lowered.compile())
-        whole = _of_compiled(compiled)
-        more = whole.bytes_per_worker > found.bytes_per_worker
-        if more or _has_inserted(Program(compiled.as_text() or "")):
-            return whole
+        if _has_inserted(Program(compiled.as_text() or "")):
+            return _of_compiled(compiled)
     _warn_of_sharded(found, (args, kwargs))
     return found
 
@@ -160,9 +158,18 @@ def _of_arrays(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callable
 
 
 def _has_inserted(program: Program) -> bool:
-    """Whether a compiled program has collectives that are not from within a `jax.shard_map`."""
+    """Whether a compiled program has collectives that are not from within a `jax.shard_map`.
+
+    XLA may have combined an array with others, and has kept the source of one.
+    """
+
+    def is_inserted(each: Instruction) -> bool:
+        arrays = program.operands(each) if len(each.operands) > 1 else []
+        others = [x.op_name for x in arrays if "/" in x.op_name]
+        return not all("shard_map/" in name for name in (each.op_name, *others))
+
     return any(
-        "shard_map/" not in message.each.op_name
+        is_inserted(message.each)
         for name, _ in program.computations_that_run()
         for message in messages_in(program, name)
     )
