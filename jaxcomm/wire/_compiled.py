@@ -138,11 +138,10 @@ class Program:
     def mesh(self) -> dict[str, int]:
         """The mesh of most axes that the groups of a collective name."""
         count = math.prod(self.counts.values())
-        named = {each.rest for each in itertools.chain(*self.computations.values())}
         meshes = [
             {name: int(size) for name, size in re.findall(r"'?([^'=,]+)'?=(\d+)", axes)}
-            for rest in named
-            for axes in re.findall(r"replica_groups=mesh\[([^\]]*)\] ", rest)
+            for each in itertools.chain(*self.computations.values())
+            for axes in re.findall(r"replica_groups=mesh\[([^\]]*)\] ", each.rest)
         ]
         whole = [mesh for mesh in meshes if math.prod(mesh.values()) == count]
         return max(whole, key=len, default={})

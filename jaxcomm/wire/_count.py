@@ -121,8 +121,9 @@ def account(
         own = hasattr(run, "lower")
         lowered = run.lower(*args, **kwargs) if own else jax.jit(of_arrays).lower(*leaves)
         compiled = _stage_of(lowered.compile())
-        if _has_inserted(Program(compiled.as_text() or "")):
-            return _of_compiled(compiled)
+        program = Program(compiled.as_text() or "")
+        if _has_inserted(program):
+            return _read(program, _shardings(compiled))
     _warn_of_sharded(found, (args, kwargs))
     return found
 
@@ -180,14 +181,27 @@ def _of_compiled(
 ) -> Account:
     compiled = given.compile() if isinstance(given, jax.stages.Lowered) else given
     if isinstance(compiled, str):
-        program, shardings = Program(compiled), []
-    else:
-        program = Program(compiled.as_text() or "")
-        shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+        return _read(Program(compiled), [], mesh)
+    return _read(Program(compiled.as_text() or ""), _shardings(compiled), mesh)
+
+
+def _shardings(compiled: jax.stages.Compiled) -> list[Any]:
+    """Those of its arguments and results."""
+    return jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+
+
+def _read(
+    program: Program,
+    shardings: list[Any],
+    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = None,
+) -> Account:
+    """The account of a compiled program; its mesh is that of most devices and axes."""
     meshes = [s.mesh.shape for s in shardings if isinstance(s, NamedSharding)]
     if mesh is not None:
         meshes = [mesh if isinstance(mesh, Mapping) else mesh.shape]
-    sizes = max(meshes, key=lambda shape: (_size(shape), len(shape)), default=program.mesh)
+    elif not meshes:
+        meshes = [program.mesh]
+    sizes = max(meshes, key=lambda shape: (_size(shape), len(shape)))
     kinds = {device.platform for sharding in shardings for device in sharding.device_set}
     nodes, count = nodes_of(program, sizes, widens=kinds == {"cpu"}), _size(program.counts)
     if mesh is not None and nodes and _size(sizes) != count:

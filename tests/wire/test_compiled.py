@@ -433,6 +433,7 @@ def large(layers: int, fillers: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_a_large_program_is_read_quickly() -> None:
     """A thousand collectives in 300,000 lines, in under 10 seconds."""
     text = large(1000, 297)
