@@ -26,7 +26,8 @@ The public names, by purpose:
   during the backward pass in `scheduling`.
 - **State** of several workers: `PerWorker`, `replicate`, `consensus`, `consensus_distance`,
   `resize_workers`, `state_specs`.
-- **The wire**: `wire.account` counts bytes and collectives; `gradient_density`, `or_reduce`.
+- **The wire**: `wire.account` lists what a program sends, `wire.require` limits it;
+  `gradient_density`, `or_reduce`.
 - **The cost**: `perf` predicts the seconds of a step on a link; `advise` recommends a method.
 - **Kernels**: `implementation` names the one that runs, reference or Pallas.
 - **Your own methods**: `aggregation.aggregator`, `gossip.gossiped`,

@@ -14,11 +14,11 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxcomm
-from jaxcomm import aggregation, collectives, metrics, synchronization, training
+from jaxcomm import aggregation, collectives, gossip, metrics, synchronization, training
 from jaxcomm.catalogue import METHODS, TINY, Method
 from jaxcomm.compression.quantizers import dither
 from tests.cases import CASES
-from tests.workers import aggregator, gradients, initial, of_one_worker
+from tests.workers import gradients, of_one_worker
 
 OF_TWO_AXES = {"hierarchical", "sliced"}
 UNWEIGHTED = {case.name for case in CASES if not case.weighted}
@@ -162,7 +162,24 @@ def of_finished() -> set[str]:
     return of_workers(lambda x: tx.update(x, tx.init(x), weight=jnp.sum(x)))
 
 
+def of_gossip() -> set[str]:
+    tx = optax.chain(optax.sgd(0.1), gossip.dpsgd(gossip.ring(4), diagnostics=True))
+    return of_step(tx, differ=True)
+
+
+def of_density() -> set[str]:
+    return of_workers(lambda x: jaxcomm.gradient_density(x, axis_name="data"))
+
+
+def of_slopes() -> set[str]:
+    of = aggregation.zeroth_order_gradient
+    return of_workers(lambda x: of(loss, PARAMS, x, key=jax.random.key(0))[1])
+
+
 OTHERS = {
+    of_gossip: {"dpsgd/mixing", "dpsgd/diagnostics", "make_step/metrics"},
+    of_density: {"gradient_density/or_reduce"},
+    of_slopes: {"zeroth_order_gradient/slopes"},
     of_devices: {
         *(f"make_step/devices/{each}" for each in ("mean/values", "mean/weight", "weight")),
         *(f"make_step/model_state/{each}" for each in ("mean/values", "mean/weight", "weight")),
@@ -207,15 +224,16 @@ def test_outermost_name_wins_and_wrappers_nest() -> None:
     }
 
 
-def test_scopes_add_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["mean", "global_qsgd", "top_k_sgd", "power_sgd"])
+def test_scopes_add_no_instruction(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def lowered() -> Any:
-        tx, updates = jaxcomm.global_qsgd(), gradients(2)
-        arguments = updates, initial(tx, updates, "checked"), jnp.ones(2)
-        return aggregator(tx, 2, "checked").lower(*arguments)
+        tx = METHODS[name].build(TINY)
+        step = jaxcomm.make_step(loss, tx, DATA, donate=False)
+        return jax.jit(step).lower(PARAMS, jaxcomm.init(tx, PARAMS, DATA), ROWS)
 
     named = lowered()
-    assert "global_qsgd/codes" in named.as_text(debug_info=True)
+    assert f"{name}/" in named.as_text(debug_info=True)
     monkeypatch.setattr(jax, "named_scope", contextlib.contextmanager(lambda name: iter([None])))
     plain = lowered()
-    assert "global_qsgd" not in plain.as_text(debug_info=True)
+    assert f"{name}/" not in plain.as_text(debug_info=True)
     assert named.as_text() == plain.as_text()  # What XLA compiles, without locations.
