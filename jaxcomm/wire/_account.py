@@ -1,7 +1,7 @@
 """The report of what a program sends."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,11 +32,13 @@ class Account:
 
     Attributes:
       collectives: Every collective, including those of all branches of a conditional.
+      axes: The names of the axes of the program's meshes.
     """
 
-    def __init__(self, nodes: tuple[Node, ...]):
+    def __init__(self, nodes: tuple[Node, ...], axes: Iterable[str]):
         self._nodes = nodes
         self.collectives: tuple[Collective, ...] = tuple(flat(nodes))
+        self.axes = frozenset(axes).union(*(c.axes for c in self.collectives))
 
     @property
     def unbounded(self) -> bool:
@@ -198,7 +200,7 @@ class Account:
     def json(self) -> str:
         """The report as JSON, for `jaxcomm.wire.require(same_as=...)`; one line each."""
         rows = ",\n".join(map(json.dumps, _lists(self._nodes)))
-        return f'{{"collectives": [\n{rows}\n]}}\n'
+        return f'{{"axes": {json.dumps(sorted(self.axes))}, "collectives": [\n{rows}\n]}}\n'
 
     def __str__(self) -> str:
         equal: dict[Any, list[Collective]] = {}
@@ -294,6 +296,7 @@ def read(text: str) -> Account:
         return Collective(**given | {"during": Work(*given.get("during", (0, 0)))})
 
     try:
-        return Account(tuple(map(node, json.loads(text)["collectives"])))
+        given = json.loads(text)
+        return Account(tuple(map(node, given["collectives"])), given["axes"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError("This is not a report that `account(...).json()` has written.") from error

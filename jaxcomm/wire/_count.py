@@ -65,8 +65,9 @@ def account(
       `bytes_sent(worker)` and `bytes_received(worker)`, which differ if only some workers take part
       in messages. `messages` counts sequential messages, and `seconds(bytes_per_second, latency)`
       is their time without overlap. `unbounded`: a loop of unknown length sends, and counts once;
-      `at_most`: XLA may shard an operand that is counted whole. `table()` has a dict per collective
-      for a data frame, and `json()` is a text for `jaxcomm.wire.require(same_as=...)`.
+      `at_most`: XLA may shard an operand that is counted whole; `axes`: those of the program's
+      meshes. `table()` has a dict per collective for a data frame, and `json()` is a text for
+      `jaxcomm.wire.require(same_as=...)`.
       `collectives` has one entry per array of each collective of every branch, and `heaviest(cost)`
       those of the branches with the largest `cost(collectives)`. An entry has `kind`, such as
       `"all_reduce"`; `axes`; `workers`; `dtype` and `shape` of the operand; `times`, how often it
@@ -114,7 +115,7 @@ def account(
     run: Any = getattr(fn, "on_mesh", fn)
     of_arrays, leaves = _of_arrays(run, args, kwargs)
     jaxpr = jax.make_jaxpr(of_arrays)(*leaves)
-    found = Account(collectives_of(jaxpr.jaxpr))
+    found = Account(*collectives_of(jaxpr.jaxpr))
     # A step that places its arguments before it starts moves them once, not in its program.
     inputs = [None] * len(leaves) if getattr(run, "places_arguments", False) else leaves
     if is_partitioned(jaxpr, inputs):
@@ -206,7 +207,7 @@ def _read(
     nodes, count = nodes_of(program, sizes, widens=kinds == {"cpu"}), _size(program.counts)
     if mesh is not None and nodes and _size(sizes) != count:
         raise ValueError(f"`mesh` is {dict(sizes)}; the program is for {count} devices.")
-    return Account(nodes)
+    return Account(nodes, sizes)
 
 
 def _size(shape: Mapping[str, int]) -> int:

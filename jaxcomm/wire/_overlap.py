@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from jaxcomm.wire._compiled import Instruction, Program, bytes_of
-from jaxcomm.wire._messages import messages_in
+from jaxcomm.wire._messages import KINDS, messages_in
 from jaxcomm.wire._program import table
 
 
@@ -11,7 +11,7 @@ class Overlap(NamedTuple):
     """One collective of a compiled program, and what is scheduled until its result is awaited.
 
     Attributes:
-      kind: The collective, such as `"all-reduce"`.
+      kind: The collective, such as `"all_reduce"`.
       bytes: The bytes of its result, on one device.
       asynchronous: Whether the program has a start and a done.
       during: Seconds of backward computation between the two.
@@ -96,7 +96,7 @@ def overlap_report(
     Returns:
       The report; print it for a table. `share`, 0 to 1, is the part of the remaining backward
       computation that is scheduled during messages, weighted by their bytes. `overlaps` has one
-      entry per collective, in the order of their starts: `kind`, such as `"all-reduce"`; `bytes` of
+      entry per collective, in the order of their starts: `kind`, such as `"all_reduce"`; `bytes` of
       its result on one device; `asynchronous`, whether it has a start and a done; `during` and
       `remaining`, the seconds of backward computation between the two and after the start; `times`,
       how often it runs at most; and its `share`.
@@ -131,6 +131,8 @@ def overlap_report(
             during, remaining = sum(costs[after : message.end]), sum(costs[after:])
             size = bytes_of(instructions[message.end].type)
             found.append(
-                Overlap(message.opcode, size, message.is_asynchronous, during, remaining, times)
+                Overlap(
+                    KINDS[message.opcode], size, message.is_asynchronous, during, remaining, times
+                )
             )
     return OverlapReport(tuple(found))

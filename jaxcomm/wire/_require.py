@@ -47,13 +47,16 @@ def _size(given: Size) -> float:
     return float(found[1].replace(",", "")) * _UNITS[found[2]]
 
 
-def _by_axis(given: Any, whole: Any) -> dict[str | None, Any]:
+def _by_axis(report: Account, given: Any, whole: Any) -> dict[str | None, Any]:
     """A limit for each axis; that of no axis is for all collectives."""
-    return (
-        {axis: whole(x) for axis, x in given.items()}
-        if isinstance(given, Mapping)
-        else {None: whole(given)}
-    )
+    if not isinstance(given, Mapping):
+        return {None: whole(given)}
+    if unknown := sorted(given.keys() - report.axes) if report.collectives else []:
+        raise ValueError(
+            f"The program has no axis {unknown[0]!r}: its axes are {sorted(report.axes)}. If they "
+            "have lost their names, pass `mesh`."
+        )
+    return {axis: whole(x) for axis, x in given.items()}
 
 
 def _names(given: Any) -> set[str]:
@@ -162,6 +165,7 @@ def require(
     Raises:
       WireError: If the program does not keep the budget, with the collectives that break it and
         the lines that they come from.
+      ValueError: If a size is not one, or the program does not have an axis that is limited.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -191,7 +195,7 @@ def require(
         return lambda c: axis is None or axis in c.axes
 
     if bytes is not None:
-        for axis, limit in _by_axis(bytes, _size).items():
+        for axis, limit in _by_axis(report, bytes, _size).items():
             name = "bytes" if axis is None else f"bytes over {axis!r}"
             budget.total(name, limit, over(axis), bytes_of)
     if isinstance(collectives, Mapping):
@@ -201,7 +205,7 @@ def require(
     elif collectives is not None:
         budget.total("collectives", collectives, over(None), messages_sent)
     if dtypes is not None:
-        for axis, names in _by_axis(dtypes, _names).items():
+        for axis, names in _by_axis(report, dtypes, _names).items():
             budget.every(
                 f"dtypes other than {', '.join(sorted(names))}{f' over {axis!r}' if axis else ''}:",
                 lambda c, axis=axis, names=names: (  # type: ignore[misc]

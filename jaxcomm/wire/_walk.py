@@ -71,8 +71,8 @@ class _Computation:
     kind and round are combined.
     """
 
-    def __init__(self, groups: Iterator[int], live: dict[Any, Any]):
-        self.groups, self.live = groups, live
+    def __init__(self, groups: Iterator[int], live: dict[Any, Any], axes: set[str]):
+        self.groups, self.live, self.axes = groups, live, axes
         self.numbers: dict[Hashable, int] = {}
         self.waits: dict[int, dict[Hashable, int]] = {}
         self.group_of: dict[Hashable, int] = {}
@@ -225,6 +225,7 @@ def _walk(
                 nodes += _collectives(eqn, kind, computation.group_of[key], place, axes)
         elif inner is not None:
             if name == "shard_map":  # A value with a different sharding is a different value.
+                computation.axes.update(params["mesh"].axis_names)
                 mesh = str(params["mesh"])
                 operands = tuple(
                     computation.number(
@@ -271,16 +272,14 @@ def _walk_separately(
     jaxpr: Any, wanted: list[bool], place: _Place, around: _Computation
 ) -> list[Node]:
     """Returns the collectives of a loop's body or a branch, which is a separate computation."""
-    computation = _Computation(around.groups, around.live)
+    computation = _Computation(around.groups, around.live, around.axes)
     inputs = [computation.new() for _ in jaxpr.invars]
     return _walk(jaxpr, inputs, wanted, place, computation)[0]
 
 
-def collectives_of(jaxpr: Any) -> tuple[Node, ...]:
-    """Returns the collectives of a program."""
+def collectives_of(jaxpr: Any) -> tuple[tuple[Node, ...], set[str]]:
+    """Returns the collectives of a program, and the axes of its meshes."""
+    around = _Computation(itertools.count(), {}, set())
     place = _Place({}, (), frozenset(), 1, ())
-    return tuple(
-        _walk_separately(
-            jaxpr, [True] * len(jaxpr.outvars), place, _Computation(itertools.count(), {})
-        )
-    )
+    nodes = _walk_separately(jaxpr, [True] * len(jaxpr.outvars), place, around)
+    return tuple(nodes), around.axes

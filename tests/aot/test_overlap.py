@@ -79,6 +79,6 @@ def test_delayed_gradients_overlap_without_groups(method: str, eight_h200: Mesh)
 @pytest.mark.slow
 def test_a_flag_makes_all_to_alls_asynchronous_on_tpus(eight_chips: Mesh) -> None:
     found = report(eight_chips, grouped("two_stage", 12), xla_tpu_enable_async_all_to_all=True)
-    rows = [each for each in found.overlaps if each.kind == "all-to-all"]
+    rows = [each for each in found.overlaps if each.kind == "all_to_all"]
     assert all(each.asynchronous for each in rows)
     assert rows[0].share > 0.5

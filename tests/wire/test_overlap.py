@@ -48,14 +48,14 @@ def test_a_program_by_hand() -> None:
     report = wire.overlap_report(PROGRAM, flops_per_second=1024.0, bytes_per_second=1e30)
     first, second, third = report.overlaps
     # Each product takes a second; the loop has five of them.
-    assert first == Overlap("all-reduce", 16, True, 1.0, 2.0, 1)
+    assert first == Overlap("all_reduce", 16, True, 1.0, 2.0, 1)
     assert first.share == 0.5
-    assert second == Overlap("all-gather", 32, True, 0.0, 0.0, 1)
-    assert third == Overlap("all-reduce", 256, False, 0.0, 0.0, 5)
+    assert second == Overlap("all_gather", 32, True, 0.0, 0.0, 1)
+    assert third == Overlap("all_reduce", 256, False, 0.0, 0.0, 5)
     # The second one is the last outside loops.
     assert report.share == 16 * 0.5 / (16 + 5 * 256)
     lines = str(report).splitlines()
-    assert lines[1].split()[:4] == ["all-reduce", "16", "1", "start/done"]
+    assert lines[1].split()[:4] == ["all_reduce", "16", "1", "start/done"]
     assert lines[-1] == "share of the remaining backward pass, by bytes: 1%"
 
 
@@ -113,7 +113,7 @@ def test_branches_are_listed() -> None:
 """
     report = wire.overlap_report(branch.format("one") + branch.format("two") + entry)
     assert [(each.kind, each.bytes, each.times) for each in report.overlaps] == [
-        ("all-reduce", 32, 1)
+        ("all_reduce", 32, 1)
     ] * 4
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -106,6 +107,25 @@ def test_the_branch_that_sends_most_counts() -> None:
 def test_sizes_that_are_none(size: str) -> None:
     with pytest.raises(ValueError, match=r"A size is a number of bytes"):
         wire.require(on(step), X, bytes=size)
+
+
+def test_an_axis_that_the_program_does_not_have() -> None:
+    """A limit of it would hold of any program."""
+    for budget in ({"bytes": {"dnc": 1}}, {"dtypes": {"dnc": "int8"}}):
+        with pytest.raises(ValueError, match=r"no axis 'dnc': its axes are \['dcn', 'ici'\]"):
+            wire.require(on(step), X, **budget)  # type: ignore[arg-type]
+    inside = on(lambda x: lax.psum(x, "ici"))
+    wire.require(inside, X, bytes={"dcn": 0})
+    compiled = jax.jit(inside).lower(X).compile()
+    wire.require(compiled, bytes={"dcn": 0}, mesh=MESH)
+    text = (compiled.as_text() or "").replace("'dcn'", "'a'")
+    groups = "replica_groups={{0,1,2,3},{4,5,6,7}}"
+    text = re.sub(
+        r"replica_groups=(mesh\[.*?\] \{.*?\}|\[\S*?\]<=\[\S*?\]|\{\{.*?\}\})", groups, text
+    )
+    with pytest.raises(ValueError, match=r"no axis 'dcn'.*pass `mesh`"):
+        wire.require(text, bytes={"dcn": 0})
+    wire.require(text, bytes={"dcn": 0}, mesh={"dcn": 2, "ici": 4})
 
 
 def more(x: jax.Array) -> jax.Array:
