@@ -425,6 +425,7 @@ def test_an_evaluation_with_metrics() -> None:
 
     args = (array(MESH, WHOLE, 16, 10), array(MESH, ROWS, 64, 16))
     labels = (array(MESH, ROWS, 64, dtype=jnp.int32), array(MESH, ROWS, 64, dtype=jnp.bool_))
-    wire.require(
+    report = wire.require(
         evaluate, *args, *labels, bytes=3 * LOSS, dtypes={"float32", "int32"}, collectives=2
     )
+    assert report.bytes_per_worker == 3 * LOSS
