@@ -33,7 +33,7 @@ from experiments.tasks.task import Task
 from jaxcomm import synchronization
 from jaxcomm.synchronization import Straggler, events
 from jaxcomm.synchronization.events import Policy
-from jaxcomm.synchronization.events._engine import Sent
+from jaxcomm.synchronization.events._messages import Sent
 
 ROWS = 64  # Shards are padded to multiples of it, so that trials and runs share compiled programs.
 ELASTICITY = 0.9 / WORKERS  # As the paper recommends.

@@ -63,6 +63,15 @@ def rows_of(tree: PyTree, workers: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], workers, axis=0), tree)
 
 
+def renewed(rows: PyTree, which: jax.Array, values: PyTree) -> PyTree:
+    """The rows, with those of the mask `which`, bool[workers], replaced by the same values."""
+
+    def of_leaf(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(which.reshape(-1, *[1] * jnp.ndim(y)), y, x)
+
+    return jax.tree.map(of_leaf, rows, values)
+
+
 def scaled(tree: PyTree, factor: jax.Array | float) -> PyTree:
     """The tree times a number, in the dtypes of its leaves."""
     return jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), tree)

@@ -10,10 +10,11 @@ from jaxcomm.synchronization.events._elastic import eamsgd, easgd
 from jaxcomm.synchronization.events._engine import (
     Event,
     Policy,
+    Task,
     event_loop,
-    sent,
 )
 from jaxcomm.synchronization.events._lazy import lag_ps, lag_wk, laq
+from jaxcomm.synchronization.events._messages import sent
 from jaxcomm.synchronization.events._parameter_server import (
     backup_workers,
     bulk_synchronous,
@@ -32,6 +33,7 @@ __all__ = [
     "Event",
     "Policy",
     "Subproblem",
+    "Task",
     "asynchronous_pairs",
     "asy_lpg",
     "backup_workers",

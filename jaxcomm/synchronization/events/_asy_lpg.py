@@ -1,5 +1,6 @@
 """AsyLPG: asynchronous variance reduction, with few bits in both directions."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,22 +16,12 @@ from jaxcomm.synchronization._trees import (
     minus,
     narrow,
     plus,
-    row,
-    rows_of,
     scaled,
     squared_norm,
     wide,
-    with_row,
 )
-from jaxcomm.synchronization.events._engine import (
-    Event,
-    Policy,
-    Sent,
-    Work,
-    bytes_of,
-    message,
-    sent,
-)
+from jaxcomm.synchronization.events._engine import Event, Policy, Steps, Task, Work
+from jaxcomm.synchronization.events._messages import Messages, Sent, bytes_of, messages, sent
 
 Proximal = Callable[[PyTree, float], PyTree]
 
@@ -41,19 +32,25 @@ class LowPrecisionState(NamedTuple):
     params: PyTree  # in float32 at least
     snapshot: PyTree  # in the dtypes of the parameters
     full: PyTree  # the mean of the full gradients at the snapshot, or the sum of those that arrived
-    read: PyTree  # leaves [workers, ...], the parameters that each worker received
-    has_read: jax.Array  # bool[workers], false if these are the snapshot
+    has_read: jax.Array  # bool[workers], whether it has received other parameters since
     takes_snapshot: jax.Array  # bool[], whether workers compute full gradients
     arrived: jax.Array  # int32[], the gradients of this part of the epoch
     epochs: jax.Array  # int32[]
 
 
-class Points(NamedTuple):
-    """Where a worker evaluates gradients."""
+class Epoch(NamedTuple):
+    """What a worker receives of the epoch."""
 
-    params: PyTree
     snapshot: PyTree
     takes_snapshot: jax.Array
+    has_read: jax.Array
+
+
+class Gradients(NamedTuple):
+    """The message of a worker, of which it sends one part."""
+
+    full: PyTree  # the full gradient at a snapshot
+    change: PyTree  # the rounded difference of two stochastic gradients
 
 
 def rounding_error(x: PyTree, bits: int) -> jax.Array:
@@ -102,7 +99,7 @@ def asy_lpg(
     roundings are unbiased.
 
     Args:
-      full_gradient: `(params, event) -> (loss, gradient)`, of all examples of `event.worker`. The
+      full_gradient: `(params, task) -> (loss, gradient)`, of all examples of `task.worker`. The
         function passed to :func:`event_loop` returns the stochastic gradient of one batch.
       learning_rate: :math:`\eta`, above 0.
       steps: The stochastic gradients of an epoch, at least the number of workers.
@@ -114,7 +111,7 @@ def asy_lpg(
         :math:`h`. By default there is none.
 
     Returns:
-      A policy, for :func:`event_loop`. It keeps the parameters that each worker has received. In
+      A policy, for :func:`event_loop`. Each worker keeps the parameters that it has received. In
       the compiled program, each event has a branch for either kind of gradient.
 
     Raises:
@@ -142,8 +139,8 @@ def asy_lpg(
     gradient_codec = dither(bits=8) if codec is None else codec
     if jax.tree.leaves(jax.eval_shape(gradient_codec.init, jnp.zeros(2))):
         raise ValueError("`codec` has memory, such as feedback: pass an unbiased codec without it.")
-    upload = message(gradient_codec)
-    replies = [*(message(dither(bits=width)) for width in bits), message(None)]
+    upload = messages(gradient_codec)
+    replies = [*(messages(dither(bits=width)) for width in bits), messages(None)]
 
     def init(params: PyTree, workers: int) -> LowPrecisionState:
         if steps < workers:
@@ -154,17 +151,14 @@ def asy_lpg(
             params=x,
             snapshot=params,
             full=jax.tree.map(jnp.zeros_like, x),
-            read=rows_of(params, workers),
             has_read=jnp.zeros(workers, bool),
             takes_snapshot=jnp.ones((), bool),
             arrived=zero,
             epochs=zero,
         )
 
-    def point(state: LowPrecisionState, event: Event) -> Points:
-        received = row(state.read, event.worker)
-        own = chosen(state.has_read[event.worker], received, state.snapshot)
-        return Points(own, state.snapshot, state.takes_snapshot)
+    def view(state: LowPrecisionState, worker: jax.Array) -> Epoch:
+        return Epoch(state.snapshot, state.takes_snapshot, state.has_read[worker])
 
     def begins(state: LowPrecisionState, idle: jax.Array) -> jax.Array:
         computing = jnp.sum(~idle, dtype=jnp.int32)
@@ -173,36 +167,46 @@ def asy_lpg(
         )
         return idle & ~waits
 
-    def work(stochastic: Work) -> Work:
-        def gradients(points: Points, event: Event) -> tuple[jax.Array, PyTree]:
+    def steps_of(stochastic: Work) -> Steps:
+        def step(read: PyTree, view: Epoch, task: Task) -> tuple[jax.Array, PyTree, PyTree]:
+            def full() -> tuple[jax.Array, PyTree]:
+                loss, gradient = full_gradient(view.snapshot, task)
+                payload, _ = jax.eval_shape(lambda: encoded(gradient, task.key))
+                nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), payload)
+                return loss, Gradients(gradient, nothing)
+
             def difference() -> tuple[jax.Array, PyTree]:
-                loss, new = stochastic(points.params, event)
-                return loss, minus(new, stochastic(points.snapshot, event)[1])
+                params = chosen(view.has_read, read, view.snapshot)
+                loss, new = stochastic(params, task)
+                change = minus(new, stochastic(view.snapshot, task)[1])
+                nothing = jax.tree.map(jnp.zeros_like, change)
+                return loss, Gradients(nothing, encoded(change, task.key)[0])
 
-            return lax.cond(
-                points.takes_snapshot, lambda: full_gradient(points.snapshot, event), difference
-            )
+            return *lax.cond(view.takes_snapshot, full, difference), read
 
-        return gradients
+        return step
+
+    def encoded(change: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+        return upload.encode(upload.init(change), jax.random.split(key)[0], change)
 
     def finish(
-        state: LowPrecisionState, event: Event, result: PyTree
-    ) -> tuple[LowPrecisionState, Sent]:
-        rows, state = state.read, state._replace(read=())
+        state: LowPrecisionState, event: Event, message: Gradients
+    ) -> tuple[LowPrecisionState, PyTree, Sent]:
         workers, size = len(state.has_read), bytes_of(state.snapshot)
         own_key, reply_key = jax.random.split(event.key)
 
         def snapshot() -> tuple[LowPrecisionState, Sent]:
-            full, arrived = plus(state.full, result), state.arrived + 1
+            full, arrived = plus(state.full, message.full), state.arrived + 1
             ends = arrived == workers
             return state._replace(
                 full=chosen(ends, scaled(full, 1 / workers), full),
                 takes_snapshot=~ends,
                 arrived=jnp.where(ends, 0, arrived),
-            ), sent(1, bytes_of(result), 1)
+            ), sent(1, bytes_of(message.full), 1)
 
         def step() -> tuple[LowPrecisionState, Sent]:
-            received, _ = upload.send(upload.init(result), own_key, result)
+            none = upload.kept(upload.init(message.full))
+            received, _ = upload.decode(none, own_key, message.change, message.full)
             x = minus(state.params, scaled(plus(state.full, received), learning_rate))
             x = x if proximal is None else proximal(x, learning_rate)
             arrived = state.arrived + 1
@@ -215,13 +219,14 @@ def asy_lpg(
                 takes_snapshot=ends,
                 arrived=jnp.where(ends, 0, arrived),
                 epochs=state.epochs + ends.astype(jnp.int32),
-            ), sent(1, upload.bytes(result), 1)
+            ), sent(1, bytes_of(message.change), 1)
 
-        # The rows of all workers stay outside of the branches, which might copy them.
         after, messages = lax.cond(state.takes_snapshot, snapshot, step)
         received, reply_size = reply(after, reply_key)
-        return after._replace(read=with_row(rows, event.worker, received)), messages._replace(
-            download_bytes=jnp.where(state.takes_snapshot, size, reply_size)
+        return (
+            after,
+            received,
+            messages._replace(download_bytes=jnp.where(state.takes_snapshot, size, reply_size)),
         )
 
     def reply(state: LowPrecisionState, key: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -230,15 +235,23 @@ def asy_lpg(
         bound = precision * squared_norm(minus(state.params, wide(state.snapshot)))
         precise = jnp.stack([*(rounding_error(x, width) <= bound for width in bits), True])
         choice = jnp.argmax(precise)
-        branches = [lambda x, each=each: each.send(each.init(x), key, x)[0] for each in replies]
+
+        def sent_by(each: Messages, x: PyTree) -> PyTree:
+            memory = each.init(x)
+            payload, _ = each.encode(memory, key, x)
+            return each.decode(each.kept(memory), key, payload, x)[0]
+
+        branches = [functools.partial(sent_by, each) for each in replies]
         sizes = jnp.asarray([each.bytes(x) for each in replies], jnp.int32)
         return lax.switch(choice, branches, x), sizes[choice]
 
     return Policy(
         init=init,
-        point=point,
+        view=view,
+        steps=steps_of,
         finish=finish,
         model=lambda state: narrow(state.params, state.snapshot),
+        join=lambda params, workers: params,
+        receive=lambda read, reply: reply,
         begins=begins,
-        work=work,
     )

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
-from jaxcomm._contract import PyTree
-from jaxcomm._require import AtLeastZero, Positive, checked
+from jaxcomm._contract import Codec, PyTree
+from jaxcomm._require import AtLeastZero, Natural, Positive, checked
 from jaxcomm.synchronization._averaging_round import outer_step
 from jaxcomm.synchronization._trees import (
     chosen,
@@ -16,17 +17,19 @@ from jaxcomm.synchronization._trees import (
     minus,
     narrow,
     plus,
+    renewed,
     row,
     rows_of,
     scaled,
     wide,
     with_row,
 )
-from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Steps, Task, Work
+from jaxcomm.synchronization.events._messages import Sent, bytes_of, messages, sent
 
 
 class DecoupledState(NamedTuple):
-    """The state of the server and of the learners."""
+    """The state of the server."""
 
     anchor: PyTree  # the merged parameters, in float32 at least
     outer: Any
@@ -35,11 +38,37 @@ class DecoupledState(NamedTuple):
     weight: jax.Array  # float32[], the sum of their weights
     arrived: jax.Array  # bool[workers], whose displacement is in the sum
     deadline: jax.Array  # float32[], seconds, when the grace window ends; infinite without a quorum
-    params: PyTree  # leaves [workers, ...], in float32 at least
-    base: PyTree  # leaves [workers, ...], from which each worker measures its displacement
-    inner: Any  # leaves [workers, ...]
-    aligned: jax.Array  # int32[workers], the merges that each worker has received
+    told: jax.Array  # int32[workers], the merges that each worker has been told of
+    shared: Any  # leaves [workers, ...], what the owner keeps of the codec's memory of each worker
+    present: jax.Array  # bool[workers]
+    dropped: jax.Array  # int32[], the displacements that were too stale
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+
+class Merged(NamedTuple):
+    """What a learner hears of the server."""
+
+    anchor: PyTree
+    merges: jax.Array  # int32[]
+
+
+class Learner(NamedTuple):
+    """The memory of a learner."""
+
+    params: PyTree  # in float32 at least
+    base: PyTree  # from which it measures its displacement
+    inner: Any
+    aligned: jax.Array  # int32[], the merges that it has received
+    began: jax.Array  # int32[], those that it had received when it last sent
+    memory: Any  # of the codec
+    dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+
+class Displacement(NamedTuple):
+    """The message of a learner."""
+
+    payload: PyTree
+    began: PyTree  # int32[], the merges that it had received when it last sent; () if unused
 
 
 @checked
@@ -51,6 +80,8 @@ def decoupled_diloco(
     quorum: Positive,
     grace: AtLeastZero = 0.0,
     tokens: Sequence[float] | None = None,
+    codec: Codec | None = None,
+    most_stale: Natural | None = None,
 ) -> Policy:
     r"""DiLoCo whose learners never wait: a quorum of them is merged after a grace window.
 
@@ -63,9 +94,10 @@ def decoupled_diloco(
     it merges all displacements that it has, weighted by their tokens :math:`c_i` times the tokens
     per step. With its next gradient, each learner receives the new anchor, and keeps its unsent
     displacement: :math:`x_i \gets a + (x_i - b_i)`, :math:`b_i \gets a`. So each displacement is
-    merged exactly once. Learners that have failed or are slow delay no merge.
+    merged exactly once. Learners that have failed or are slow delay no merge. If fewer than
+    `quorum` are left, all of them are one.
 
-    A displacement is one message, an anchor another.
+    A displacement, encoded by `codec`, is one message; an anchor with its number is another.
 
     Args:
       inner: The optimizer of each learner.
@@ -74,10 +106,15 @@ def decoupled_diloco(
       quorum: The least number of learners in a merge.
       grace: The seconds that the server waits for more, from the quorum on.
       tokens: The tokens of one inner step of each learner, above 0. By default equal.
+      codec: Encodes the displacements, leaf by leaf. By default they are sent exactly. Its memory,
+        such as a residual, belongs to the learner.
+      most_stale: The most merges between the anchor from which a displacement is measured and the
+        one that it would be in; a staler displacement is dropped and counted. By default there is
+        no bound.
 
     Returns:
       A policy, for :func:`event_loop`. Its model is the anchor; a merge takes effect with the first
-      event after the grace window.
+      event after the grace window. Its state counts `dropped` displacements.
 
     Raises:
       ValueError: If an optimizer is not an optax transformation, `period` or `quorum` is not a
@@ -98,6 +135,8 @@ def decoupled_diloco(
     length. How a learner receives an anchor is a reconstruction: the full paper was not available.
     """
 
+    upload = messages(codec)
+
     def init(params: PyTree, workers: int) -> DecoupledState:
         if quorum > workers:
             raise ValueError(f"`quorum`={quorum} is more than the number of workers, {workers}.")
@@ -113,15 +152,60 @@ def decoupled_diloco(
             weight=zero,
             arrived=jnp.zeros(workers, bool),
             deadline=zero + jnp.inf,
-            params=rows_of(anchor, workers),
-            base=rows_of(anchor, workers),
-            inner=rows_of(inner.init(params), workers),
-            aligned=jnp.zeros(workers, jnp.int32),
+            told=jnp.zeros(workers, jnp.int32),
+            shared=rows_of(upload.kept(upload.init(anchor)), workers),
+            present=jnp.ones(workers, bool),
+            dropped=jnp.zeros((), jnp.int32),
             dtypes=empty(params),
         )
 
+    def join(params: PyTree, workers: int) -> Learner:
+        zero = jnp.zeros((), jnp.int32)
+        return Learner(
+            params=wide(params),
+            base=wide(params),
+            inner=inner.init(params),
+            aligned=zero,
+            began=zero,
+            memory=upload.init(wide(params)),
+            dtypes=empty(params),
+        )
+
+    def talks(number: jax.Array) -> jax.Array:
+        return number % period == period - 1
+
+    def steps(work: Work) -> Steps:
+        def step(own: Learner, view: Merged, task: Task) -> tuple[jax.Array, PyTree, Learner]:
+            point = narrow(own.params, own.dtypes)
+            loss, gradient = work(point, task)
+            updates, inner_state = inner.update(gradient, own.inner, point)
+            x = plus(own.params, updates)
+            behind = own.aligned < view.merges
+            unsent = minus(x, own.base)
+            own = own._replace(
+                params=chosen(behind, plus(view.anchor, unsent), x),
+                base=chosen(behind, view.anchor, own.base),
+                inner=inner_state,
+                aligned=jnp.maximum(own.aligned, view.merges),
+            )
+
+            def send() -> tuple[Displacement, Learner]:
+                payload, memory = upload.encode(own.memory, task.key, unsent)
+                began = () if most_stale is None else own.began
+                return Displacement(payload, began), own._replace(
+                    base=own.params, began=own.aligned, memory=memory
+                )
+
+            def nothing() -> tuple[Displacement, Learner]:
+                message, _ = jax.eval_shape(send)
+                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message), own
+
+            return loss, *lax.cond(talks(task.number), send, nothing)
+
+        return step
+
     def merged_if(due: jax.Array, state: DecoupledState) -> DecoupledState:
-        """The state after a merge, if it is due; the fields of the learners do not change."""
+        """The state after a merge, if it is due."""
         mean = scaled(state.total, jnp.where(due, 1 / state.weight, 0))
         anchor, outer_state = outer_step(outer, mean, state.outer, state.anchor)
         return state._replace(
@@ -134,43 +218,61 @@ def decoupled_diloco(
             deadline=jnp.where(due, jnp.inf, state.deadline),
         )
 
+    def after_arrival(state: DecoupledState, seconds: jax.Array) -> DecoupledState:
+        """The state whose grace window begins with the quorum, and ends with the last learner."""
+        learners = jnp.sum(state.arrived, dtype=jnp.int32)
+        least = jnp.clip(jnp.sum(state.present, dtype=jnp.int32), 1, quorum)
+        opens = (learners >= least) & jnp.isinf(state.deadline)
+        deadline = jnp.where(opens, seconds + jnp.float32(grace), state.deadline)
+        everyone = jnp.all(state.arrived | ~state.present) & (learners > 0)
+        return merged_if(everyone, state._replace(deadline=deadline))
+
     def finish(
-        state: DecoupledState, event: Event, gradient: PyTree
-    ) -> tuple[DecoupledState, Sent]:
+        state: DecoupledState, event: Event, message: Displacement
+    ) -> tuple[DecoupledState, PyTree, Sent]:
         worker = event.worker
-        x, base = row(state.params, worker), row(state.base, worker)
-        updates, inner_state = inner.update(
-            gradient, row(state.inner, worker), narrow(x, state.dtypes)
-        )
-        x = plus(x, updates)
-        state = merged_if(event.seconds > state.deadline, state)
-        behind = state.aligned[worker] < state.merges
-        unsent = minus(x, base)
-        x = chosen(behind, plus(state.anchor, unsent), x)
-        base = chosen(behind, state.anchor, base)
-        sends = event.number % period == period - 1
+        shared = row(state.shared, worker)
+        moved, shared = upload.decode(shared, event.key, message.payload, state.anchor)
         each = 1.0 if tokens is None else jnp.asarray(tokens, jnp.float32)[worker]
-        weight = jnp.where(sends, period * jnp.square(jnp.float32(each)), 0)
-        arrived = state.arrived.at[worker].set(state.arrived[worker] | sends)
-        reached = jnp.sum(arrived, dtype=jnp.int32) >= quorum
-        opens = sends & reached & jnp.isinf(state.deadline)
-        state = state._replace(
-            total=plus(state.total, scaled(unsent, weight)),
+        late = False if most_stale is None else state.merges - message.began > most_stale
+        weight = jnp.where(late, 0, period * jnp.square(jnp.float32(each)))
+        after = state._replace(
+            total=plus(state.total, scaled(moved, weight)),
             weight=state.weight + weight,
-            arrived=arrived,
-            deadline=jnp.where(opens, event.seconds + jnp.float32(grace), state.deadline),
-            params=with_row(state.params, worker, x),
-            base=with_row(state.base, worker, chosen(sends, x, base)),
-            inner=with_row(state.inner, worker, inner_state),
-            aligned=state.aligned.at[worker].set(state.merges),
+            arrived=state.arrived.at[worker].set(state.arrived[worker] | ~jnp.asarray(late)),
+            shared=with_row(state.shared, worker, shared),
+            dropped=state.dropped + jnp.asarray(late, jnp.int32),
         )
-        state = merged_if(jnp.all(state.arrived), state)
-        size = bytes_of(gradient)
-        return state, sent(sends, jnp.where(sends, size, 0), behind, jnp.where(behind, size, 0))
+        return after_arrival(after, event.seconds), (), sent(1, bytes_of(message))
+
+    def hears(state: DecoupledState, worker: jax.Array) -> tuple[DecoupledState, Sent]:
+        behind = state.told[worker] < state.merges
+        size = bytes_of(view(state, worker))
+        told = state.told.at[worker].set(state.merges)
+        return state._replace(told=told), sent(0, 0, behind, jnp.where(behind, size, 0))
+
+    def attend(state: DecoupledState, present: jax.Array, seconds: jax.Array) -> DecoupledState:
+        joins = present & ~state.present
+        state = state._replace(
+            present=present,
+            told=jnp.where(joins, state.merges, state.told),
+            shared=renewed(state.shared, joins, upload.kept(upload.init(state.anchor))),
+        )
+        return after_arrival(state, seconds)
+
+    def view(state: DecoupledState, worker: jax.Array) -> Merged:
+        return Merged(state.anchor, state.merges)
 
     return Policy(
         init=init,
-        point=lambda state, event: narrow(row(state.params, event.worker), state.dtypes),
+        view=view,
+        steps=steps,
         finish=finish,
         model=lambda state: narrow(state.anchor, state.dtypes),
+        join=join,
+        talks=talks,
+        hears=hears,
+        tick=lambda state, seconds: merged_if(seconds > state.deadline, state),
+        due=lambda state: state.deadline,
+        attend=attend,
     )

@@ -3,31 +3,38 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import PyTree
 from jaxcomm._require import AboveZero, AtLeastZero, BelowOne, Positive, checked
 from jaxcomm.synchronization._trees import (
+    chosen,
     empty,
     minus,
     narrow,
     plus,
-    row,
-    rows_of,
     scaled,
     wide,
-    with_row,
 )
-from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Steps, Task, Work
+from jaxcomm.synchronization.events._messages import Sent, bytes_of, sent
 
 
-class ElasticState(NamedTuple):
-    """The parameters of the center and of each worker."""
+class Center(NamedTuple):
+    """The state of the center."""
 
-    center: PyTree  # in float32 at least
-    params: PyTree  # leaves [workers, ...], in float32 at least
-    optimizer: Any  # leaves [workers, ...]
+    params: PyTree  # in float32 at least
+    dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+
+class Elastic(NamedTuple):
+    """The memory of a worker."""
+
+    params: PyTree  # in float32 at least
+    optimizer: Any
+    updates: PyTree  # of the last gradient, which a message is followed by
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
 
 
@@ -123,39 +130,44 @@ def _elastic(
 ) -> Policy:
     """Elastic averaging whose gradients are taken at `look(params, optimizer)`."""
 
-    def init(params: PyTree, workers: int) -> ElasticState:
+    def init(params: PyTree, workers: int) -> Center:
         if workers * elasticity > 1 + 1e-9:
             raise ValueError(f"`elasticity`={elasticity:g} must be at most {1 / workers:g}, 1 / n.")
-        center = wide(params)
-        return ElasticState(
-            center=center,
-            params=rows_of(center, workers),
-            optimizer=rows_of(tx.init(params), workers),
-            dtypes=empty(params),
-        )
+        return Center(wide(params), empty(params))
 
-    def point(state: ElasticState, event: Event) -> PyTree:
-        own = narrow(row(state.params, event.worker), state.dtypes)
-        return look(own, row(state.optimizer, event.worker))
+    def join(params: PyTree, workers: int) -> Elastic:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Elastic(wide(params), tx.init(params), zeros, empty(params))
 
-    def finish(state: ElasticState, event: Event, gradient: PyTree) -> tuple[ElasticState, Sent]:
-        own = row(state.params, event.worker)
-        due = event.number % period == 0
-        pull = scaled(minus(own, state.center), jnp.where(due, elasticity, 0.0))
-        updates, optimizer = tx.update(
-            gradient, row(state.optimizer, event.worker), narrow(own, state.dtypes)
-        )
-        size = jnp.where(due, bytes_of(gradient), 0)
-        return ElasticState(
-            center=plus(state.center, pull),
-            params=with_row(state.params, event.worker, plus(minus(own, pull), updates)),
-            optimizer=with_row(state.optimizer, event.worker, optimizer),
-            dtypes=state.dtypes,
-        ), sent(due, size, due, size)
+    def talks(number: jax.Array) -> jax.Array:
+        return number % period == 0
+
+    def steps(work: Work) -> Steps:
+        def step(own: Elastic, view: PyTree, task: Task) -> tuple[jax.Array, PyTree, Elastic]:
+            point = narrow(own.params, own.dtypes)
+            loss, gradient = work(look(point, own.optimizer), task)
+            updates, optimizer = tx.update(gradient, own.optimizer, point)
+            due = talks(task.number)
+            params = chosen(due, own.params, plus(own.params, updates))
+            return loss, own.params, Elastic(params, optimizer, updates, own.dtypes)
+
+        return step
+
+    def receive(own: Elastic, pull: PyTree) -> Elastic:
+        return own._replace(params=plus(minus(own.params, pull), own.updates))
+
+    def finish(state: Center, event: Event, params: PyTree) -> tuple[Center, PyTree, Sent]:
+        pull = scaled(minus(params, state.params), elasticity)
+        size = bytes_of(params)
+        return state._replace(params=plus(state.params, pull)), pull, sent(1, size, 1, size)
 
     return Policy(
         init=init,
-        point=point,
+        view=lambda state, worker: (),
+        steps=steps,
         finish=finish,
-        model=lambda state: narrow(state.center, state.dtypes),
+        model=lambda state: narrow(state.params, state.dtypes),
+        join=join,
+        receive=receive,
+        talks=talks,
     )

@@ -1,4 +1,4 @@
-"""The event engine: a scan over finished gradients; what a policy is, and its messages."""
+"""What a policy is, and the event engine: a scan over finished gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -8,155 +8,100 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _noise
-from jaxcomm._contract import Codec, Context, Keys, PyTree
+from jaxcomm._contract import PyTree
 from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._stragglers import Straggler, seconds_of
-from jaxcomm.synchronization._trees import chosen, with_row
+from jaxcomm.synchronization._trees import chosen, row, rows_of, with_row
+from jaxcomm.synchronization.events._messages import Sent, sent
 
 
-class Event(NamedTuple):
-    """A worker finishes a gradient."""
+class Task(NamedTuple):
+    """A gradient that a worker computes."""
 
     worker: jax.Array  # int32[]
     number: jax.Array  # int32[], the gradients that it finished before: its clock
+    key: jax.Array  # key[], different for each gradient
+
+
+class Event(NamedTuple):
+    """A worker finishes a gradient, and the owner hears of it."""
+
+    worker: jax.Array  # int32[]
+    number: jax.Array  # int32[], as in the task
     position: jax.Array  # int32[], the events before this one
     staleness: jax.Array  # int32[], the events of others since it began this gradient
-    seconds: jax.Array  # float32[], the simulated time
-    key: jax.Array  # key[], different for each event
+    seconds: jax.Array  # float32[], the time
+    key: jax.Array  # key[], as in the task
 
 
-class Sent(NamedTuple):
-    """The messages of an event: what the worker sends, and what it receives in reply."""
+Work: TypeAlias = Callable[[PyTree, Task], tuple[jax.Array, PyTree]]
+"""`(point, task) -> (loss, result)`; for most policies, a loss and its gradient at `point`."""
 
-    uploads: jax.Array  # int32[], messages
-    upload_bytes: jax.Array  # int32[]
-    downloads: jax.Array  # int32[], messages
-    download_bytes: jax.Array  # int32[]
+Steps: TypeAlias = Callable[[PyTree, PyTree, Task], tuple[jax.Array, PyTree, PyTree]]
+"""`(own, view, task) -> (loss, message, own)`: what a worker does for one gradient."""
 
 
-Work: TypeAlias = Callable[[PyTree, Event], tuple[jax.Array, PyTree]]
-"""`(point, event) -> (loss, result)`; for most policies, a loss and its gradient at `point`."""
-
-
-def sent(
-    uploads: jax.Array | int = 0,
-    upload_bytes: jax.Array | int = 0,
-    downloads: jax.Array | int = 0,
-    download_bytes: jax.Array | int = 0,
-) -> Sent:
-    """The messages of an event.
-
-    Args:
-      uploads: The number of messages that the worker sends.
-      upload_bytes: Their bytes together.
-      downloads: The number of messages that it receives.
-      download_bytes: Their bytes together.
-
-    Returns:
-      The counts, a named tuple of int32[], with the names of the arguments.
-
-    Example:
-      >>> from jaxcomm.synchronization.events import sent
-      >>> print(sent(uploads=1, upload_bytes=400).upload_bytes)
-      400
-    """
-    counts = (uploads, upload_bytes, downloads, download_bytes)
-    return Sent(*(jnp.asarray(count, jnp.int32) for count in counts))
+def message_is_gradient(work: Work) -> Steps:
+    """The steps of a worker that sends its result at the view, and keeps no memory."""
+    return lambda own, view, task: (*work(view, task), own)
 
 
 class Policy(NamedTuple):
-    """Who waits for whom, and what the parameters become: pure functions of one state.
+    """Who waits for whom, and what the parameters become: pure functions of arrays.
 
-    All but `init` run in a `jax.lax.scan`, once per event. They may read and write a few rows of
-    arrays [workers, ...]. They must not compute new arrays of that size, except arrays [workers].
+    They are those of two sides. The *owner* keeps a state, in which only small arrays have an axis
+    of workers. A *worker* keeps a memory of its own. Only three things travel: the view and the
+    reply to a worker, and its message to the owner. So a policy also runs where the sides are
+    processes, as in :mod:`jaxcomm.asynchronous`.
 
     Attributes:
-      init: `(params, workers) -> state`, before the first event.
-      point: `(state, event) -> point`, what the gradient of the event is evaluated at. It is called
-        when the gradient is finished. So it must not depend on what changed since the worker began:
-        a policy keeps a copy for the worker if others may change it meanwhile.
-      finish: `(state, event, result) -> (state, messages)`, the effect of the event, and what
-        :func:`sent` returns.
+      init: `(params, workers) -> state`, of the owner, before the first event.
+      view: `(state, worker) -> view`, what a worker receives when it begins. The event engine calls
+        it when the gradient is finished. So it must not depend on what changes meanwhile, unless
+        `steps` uses it for nothing but what is done after the gradient.
+      steps: A function from the user's `(point, task) -> (loss, result)` to that of the worker,
+        `(own, view, task) -> (loss, message, own)`. By default, it evaluates the gradient at the
+        view, which is the message.
+      finish: `(state, event, message) -> (state, reply, messages)`: the effect on the owner, what
+        it answers, and what :func:`sent` returns.
       model: `state -> params`, the parameters that the method returns; called outside the scan.
+      join: `(params, workers) -> own`, the memory of a worker that joins at these parameters. By
+        default, none.
+      receive: `(own, reply) -> own`, after a message. By default, nothing changes.
       begins: `(state, idle) -> bool[workers]`, the workers that now begin their next gradient.
         `idle`, bool[workers], has the workers that compute nothing. By default, all of them. If no
         worker computes, all later times are NaN.
-      work: A function from the user's `(point, event) -> (loss, result)` to that of the policy,
-        such as one that evaluates a gradient at two points. By default, the same.
+      talks: `number -> bool`, whether the gradient with this number ends with a message, if not
+        all do. Without a message, the event reaches only the worker's own memory.
+      hears: `(state, worker) -> (state, messages)`, if the owner sends a worker a new view between
+        its gradients; `messages` has a download if there is one. By default, only when it begins.
+      tick: `(state, seconds) -> state`, what time alone changes; called before each event.
+      due: `state -> seconds`, float32[], when `tick` next changes the state; infinite by default.
+      attend: `(state, present, seconds) -> state`, when a worker has left or joined; `present`,
+        bool[workers], has those that take part. By default, nothing changes.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
     """
 
     init: Callable[[PyTree, int], Any]
-    point: Callable[[Any, Event], PyTree]
-    finish: Callable[[Any, Event, PyTree], tuple[Any, Sent]]
+    view: Callable[[Any, jax.Array], PyTree]
+    finish: Callable[[Any, Event, PyTree], tuple[Any, PyTree, Sent]]
     model: Callable[[Any], PyTree]
+    steps: Callable[[Work], Steps] = message_is_gradient
+    join: Callable[[PyTree, int], PyTree] = lambda params, workers: ()
+    receive: Callable[[PyTree, PyTree], PyTree] = lambda own, reply: own
     begins: Callable[[Any, jax.Array], jax.Array] = lambda state, idle: idle
-    work: Callable[[Work], Work] = lambda work: work
+    talks: Callable[[jax.Array], jax.Array] | None = None
+    hears: Callable[[Any, jax.Array], tuple[Any, Sent]] = lambda state, worker: (state, sent())
+    tick: Callable[[Any, jax.Array], Any] = lambda state, seconds: state
+    due: Callable[[Any], jax.Array] = lambda state: jnp.full((), jnp.inf, jnp.float32)
+    attend: Callable[[Any, jax.Array, jax.Array], Any] = lambda state, present, seconds: state
     restarts: bool = False
 
 
-def bytes_of(tree: PyTree) -> int:
-    """The bytes of all leaves."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-class EventMessage(NamedTuple):
-    """How a worker and the server send trees to each other.
-
-    Attributes:
-      init: `tree -> memory`, what the codec keeps for one worker.
-      send: `(memory, key, tree) -> (received, memory)`.
-      bytes: `tree -> int`, of one message.
-    """
-
-    init: Callable[[PyTree], Any]
-    send: Callable[[Any, jax.Array, PyTree], tuple[PyTree, Any]]
-    bytes: Callable[[PyTree], int]
-
-
-def message(codec: Codec | None) -> EventMessage:
-    """The messages of a codec, leaf by leaf; of `None`, the leaves themselves.
-
-    A worker and the server are a group of one worker. So both halves of the codec's memory, its own
-    and the shared one, belong to the pair.
-    """
-    if codec is None:
-        return EventMessage(lambda tree: (), lambda memory, key, tree: (tree, memory), bytes_of)
-
-    def init(tree: PyTree) -> PyTree:
-        return [codec.init(x.astype(jnp.float32)) for x in jax.tree.leaves(tree)]
-
-    def encoded(memory: Any, key: jax.Array, x: jax.Array) -> tuple[Context, PyTree, Any]:
-        context = Context(Keys(*jax.random.split(key)), memory, shape=x.shape)
-        context = context.replace(statistics=codec.measure(context, x))
-        return context, *codec.encode(context, x)
-
-    def send(memory: Any, key: jax.Array, tree: PyTree) -> tuple[PyTree, Any]:
-        leaves, treedef = jax.tree.flatten(tree)
-        received, memories = [], []
-        for number, (own, leaf) in enumerate(zip(memory, leaves, strict=True)):
-            at = jax.random.fold_in(key, jnp.uint32(number))
-            context, payload, after = encoded(own, at, leaf.astype(jnp.float32))
-            mean = codec.decode(context.received(), payload)
-            update, after = codec.finalize(context.replace(memory=after), payload, mean)
-            received.append(update.astype(leaf.dtype))
-            memories.append(after)
-        return jax.tree.unflatten(treedef, received), memories
-
-    def size(tree: PyTree) -> int:
-        def contents(x: jax.Array, key: jax.Array) -> PyTree:
-            narrow = x.astype(jnp.float32)
-            context, payload, _ = encoded(codec.init(narrow), key, narrow)
-            kinds = codec.reduce_statistics
-            unsent = jax.tree.map(lambda kind: kind == "equal", kinds)
-            return payload, jax.tree.map(
-                lambda skip, x: () if skip else x, unsent, context.statistics
-            )
-
-        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-        return sum(bytes_of(jax.eval_shape(contents, x, key)) for x in jax.tree.leaves(tree))
-
-    return EventMessage(init, send, size)
+def key_of(seed: int | jax.Array, worker: jax.Array, number: jax.Array) -> jax.Array:
+    """The key of a gradient, which both sides know."""
+    key = jax.random.fold_in(_noise.make_key(seed), jnp.uint32(0xFFFFFFFF))
+    return jax.random.fold_in(jax.random.fold_in(key, worker), number)
 
 
 class Seconds(NamedTuple):
@@ -197,7 +142,8 @@ def last(time: Seconds, among: jax.Array) -> Seconds:
 class Progress(NamedTuple):
     """The state of a simulation between two events."""
 
-    policy: Any  # the state of the policy
+    policy: Any  # the state of the owner
+    own: PyTree  # leaves [workers, ...], the memory of each worker
     events: jax.Array  # int32[], the number of events so far
     due: Seconds  # [workers], when each worker finishes its gradient, if it computes one
     arrived: Seconds  # [workers], when the messages of its last event have arrived
@@ -258,22 +204,23 @@ def event_loop(
 
     Args:
       policy: Decides what an event changes and who begins, such as :func:`stale_synchronous`.
-      work: `(params, event) -> (loss, gradient)`. It selects the batch by `event.worker` and
-        `event.number`, and may draw from `event.key`.
+      work: `(params, task) -> (loss, gradient)`. It selects the batch by `task.worker` and
+        `task.number`, and may draw from `task.key`.
       straggler: The model of gradient times. Gradient k of a worker takes the time that
         :func:`jaxcomm.synchronization.windows` with `minibatches=1` and the same seed draws in
         window k.
       workers: The number of workers.
       communication_seconds: The seconds between the end of a gradient and the arrival of its
         messages and of the reply; or a function of the messages, if the seconds vary.
-      seed: Seed of the times and of `event.key`.
+      seed: Seed of the times and of `task.key`.
 
     Returns:
       The simulation: `start(params) -> progress`; `run(progress, events) -> (progress, records)`,
       where `events` is a Python int: call it under `jax.jit` with `static_argnums=1`, and donate
       `progress` to save a copy of the state; and `model(progress) -> params`. Progress is a tree of
-      arrays, which a checkpoint can hold: the `policy`'s state; `events`, int32[], how many there
-      were; and of each worker `due`, when it finishes its gradient; `arrived`, when its last
+      arrays, which a checkpoint can hold: the state of the owner, `policy`; `own`, leaves
+      [workers, ...], the memory of each worker; `events`, int32[], how many there were; and of each
+      worker `due`, when it finishes its gradient; `arrived`, when its last
       messages have; `idle`, bool[workers]; `finished`, int32[workers], how many gradients it has
       finished; `began`, int32[workers], the events before it began; and `next_seconds`,
       float32[workers]. Records have a row per event: `worker`, `number` and `staleness`,
@@ -287,7 +234,7 @@ def event_loop(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> from jaxcomm.synchronization import deterministic, events
-      >>> def work(params, event):
+      >>> def work(params, task):
       ...     return jax.value_and_grad(lambda x: 0.5 * x**2)(params)
       >>> loop = events.event_loop(
       ...     events.parameter_server(optax.sgd(0.5)),
@@ -306,8 +253,7 @@ def event_loop(
       2016, describe most of the strategies; each policy names its own paper.
     """
     key = _noise.make_key(seed)
-    event_key = jax.random.fold_in(key, jnp.uint32(0xFFFFFFFF))
-    compute = policy.work(work)
+    steps = policy.steps(work)
 
     def draw(number: jax.Array) -> jax.Array:
         return straggler.sample(key, number, (workers, 1))[:, 0]
@@ -319,6 +265,7 @@ def event_loop(
         begins = policy.begins(state, jnp.ones(workers, bool))
         progress = Progress(
             policy=state,
+            own=rows_of(policy.join(policy.model(state), workers), workers),
             events=zero,
             due=later(times, seconds),
             arrived=times,
@@ -335,16 +282,33 @@ def event_loop(
         # A policy in which all workers wait for each other is seen.
         stuck = jnp.all(progress.idle)
         now = jax.tree.map(lambda x: jnp.where(stuck, jnp.nan, x[worker]), progress.due)
+        number = progress.finished[worker]
+        task = Task(worker, number, key_of(seed, worker, number))
         event = Event(
             worker=worker,
-            number=progress.finished[worker],
+            number=number,
             position=progress.events,
             staleness=progress.events - progress.began[worker],
             seconds=now.high,
-            key=jax.random.fold_in(event_key, progress.events),
+            key=task.key,
         )
-        loss, result = compute(policy.point(progress.policy, event), event)
-        state, messages = policy.finish(progress.policy, event, result)
+        state, heard = policy.hears(policy.tick(progress.policy, event.seconds), worker)
+        before = row(progress.own, worker)
+        loss, message, own = steps(before, policy.view(state, worker), task)
+
+        def talk() -> tuple[Any, PyTree, Sent]:
+            after, reply, messages = policy.finish(state, event, message)
+            return after, policy.receive(own, reply), messages
+
+        if policy.talks is None:
+            state, own, messages = talk()
+        else:
+            state, own, messages = lax.cond(
+                policy.talks(number), talk, lambda: (state, own, sent())
+            )
+        # Always new, but only after `before` has been read: see `row_before`.
+        own = chosen(worker >= 0, own, before)
+        messages = jax.tree.map(jnp.add, messages, heard)
         travel = seconds_of(communication_seconds, messages)
         arrived = with_row(progress.arrived, worker, later(now, travel))
         idle = progress.idle.at[worker].set(True)
@@ -359,6 +323,7 @@ def event_loop(
         count = progress.events + 1
         return Progress(
             policy=state,
+            own=with_row(progress.own, worker, own),
             events=count,
             due=chosen(begins, due, progress.due),
             arrived=arrived,

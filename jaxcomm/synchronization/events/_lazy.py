@@ -16,37 +16,42 @@ from jaxcomm.synchronization._trees import (
     minus,
     narrow,
     plus,
-    row,
-    row_before,
     rows_of,
     scaled,
     squared_norm,
     wide,
     with_row,
 )
-from jaxcomm.synchronization.events._engine import (
-    Event,
-    EventMessage,
-    Policy,
-    Sent,
-    bytes_of,
-    message,
-    sent,
-)
+from jaxcomm.synchronization.events._engine import Event, Policy, Steps, Task, Work
+from jaxcomm.synchronization.events._messages import Messages, Sent, bytes_of, messages, sent
 from pallas_kernels.pack import pack, unpack
 
 
 class LazyState(NamedTuple):
-    """The state of a server that remembers the last upload of each worker."""
+    """The state of a server."""
 
     params: PyTree
-    total: PyTree  # the sum of the last uploads
-    own: Upload  # leaves [workers, ...], `last` in float32 at least
+    total: PyTree  # the sum of the last uploads, in float32 at least
+    skipped: jax.Array  # int32[workers], the rounds since its last upload; LAG-PS only
     path: PyTree  # leaves [max_skip + 1, ...], the parameters of the last rounds; LAG-PS only
     uploaded: jax.Array  # int32[workers], the round of its last upload; LAG-PS only
     moves: jax.Array  # float32[memory], the squared norms of the last steps
     expected: jax.Array  # bool[workers], whose gradients the round still waits for
     rounds: jax.Array  # int32[]
+
+
+class Round(NamedTuple):
+    """What a worker receives at the beginning of a round."""
+
+    params: PyTree
+    limit: jax.Array  # float32[], the squared norm of a change that is large enough
+
+
+class Change(NamedTuple):
+    """The message of a worker that decides whether to upload."""
+
+    uploads: jax.Array  # bool[]
+    payload: PyTree  # sent only if it uploads
 
 
 @checked
@@ -75,7 +80,7 @@ def lag_wk(
       max_skip: The most rounds in a row that a worker skips.
 
     Returns:
-      A policy, for :func:`event_loop`. It keeps the last upload of each worker.
+      A policy, for :func:`event_loop`. Each worker keeps its last upload.
 
     Raises:
       ValueError: If `learning_rate` is not positive, or another option is out of range.
@@ -90,7 +95,7 @@ def lag_wk(
 
     Differs from the paper: `max_skip`, which is from LAQ.
     """
-    return _by_workers(learning_rate, threshold, memory, max_skip, message(None), strict=False)
+    return _by_workers(learning_rate, threshold, memory, max_skip, messages(None), strict=False)
 
 
 @checked
@@ -137,7 +142,7 @@ def laq(
 
     Differs from the paper: each leaf has its own largest magnitude.
     """
-    upload = message(_nearest_on_grid(bits))
+    upload = messages(_nearest_on_grid(bits))
     return _by_workers(learning_rate, threshold, memory, max_skip, upload, strict=True)
 
 
@@ -201,52 +206,55 @@ def lag_ps(
             distances = distances + squared.astype(jnp.float32)
         own = distances[state.uploaded % rounds]
         limit = _limit(state, threshold, learning_rate)
-        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.own.skipped >= max_skip)
+        return ~(jnp.asarray(lipschitz**2) * own < limit) | (state.skipped >= max_skip)
 
     def next_round(state: LazyState) -> LazyState:
         def step(state: LazyState) -> LazyState:
             after = _step(state, learning_rate)
             expected = asked(after)
-            skipped = jnp.where(expected, after.own.skipped, after.own.skipped + 1)
-            path = with_row(after.path, after.rounds % rounds, wide(after.params))
-            own = after.own._replace(skipped=skipped)
-            return after._replace(own=own, expected=expected, path=path)
+            return after._replace(
+                skipped=jnp.where(expected, after.skipped, after.skipped + 1),
+                expected=expected,
+                path=with_row(after.path, after.rounds % rounds, wide(after.params)),
+            )
 
-        # The rows of all workers stay outside of the loop, which might copy them.
-        last, small = state.own.last, state._replace(own=state.own._replace(last=()))
-        after = lax.while_loop(lambda state: ~jnp.any(state.expected), step, small)
-        return after._replace(own=after.own._replace(last=last))
+        return lax.while_loop(lambda state: ~jnp.any(state.expected), step, state)
 
-    def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
-        worker, size = event.worker, bytes_of(state.params)
-        last, upload = row_before(state.own.last, worker, wide(gradient))
+    def steps(work: Work) -> Steps:
+        def step(last: PyTree, view: PyTree, task: Task) -> tuple[jax.Array, PyTree, PyTree]:
+            loss, gradient = work(view, task)
+            return loss, minus(wide(gradient), last), wide(gradient)
+
+        return step
+
+    def finish(state: LazyState, event: Event, change: PyTree) -> tuple[LazyState, PyTree, Sent]:
+        worker = event.worker
         arrived = state._replace(
-            total=plus(state.total, minus(upload, last)),
-            own=state.own._replace(
-                last=with_row(state.own.last, worker, upload),
-                skipped=state.own.skipped.at[worker].set(0),
-            ),
+            total=plus(state.total, change),
+            skipped=state.skipped.at[worker].set(0),
             uploaded=state.uploaded.at[worker].set(state.rounds),
             expected=state.expected.at[worker].set(False),
         )
-        return next_round(arrived), sent(1, bytes_of(gradient), 1, size)
+        counts = sent(1, bytes_of(change), 1, bytes_of(state.params))
+        return next_round(arrived), (), counts
 
     return Policy(
         init=init,
-        point=lambda state, event: state.params,
+        view=lambda state, worker: state.params,
+        steps=steps,
         finish=finish,
         model=lambda state: state.params,
+        join=lambda params, workers: jax.tree.map(jnp.zeros_like, wide(params)),
         begins=lambda state, idle: idle & state.expected,
     )
 
 
 def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyState:
     """All workers are expected, and must upload."""
-    zeros = jax.tree.map(jnp.zeros_like, wide(params))
     return LazyState(
         params=params,
-        total=zeros,
-        own=rows_of(Upload(zeros, jnp.float32(0), jnp.int32(max_skip)), workers),
+        total=jax.tree.map(jnp.zeros_like, wide(params)),
+        skipped=jnp.full(workers, max_skip, jnp.int32),
         path=(),
         uploaded=jnp.zeros(workers, jnp.int32),
         moves=jnp.zeros(memory, jnp.float32),
@@ -275,45 +283,69 @@ def _by_workers(
     threshold: float,
     memory: int,
     max_skip: int,
-    upload: EventMessage,
+    upload: Messages,
     *,
     strict: bool,
 ) -> Policy:
     """Lazy uploads that workers decide on; `strict` if an upload must exceed the limit."""
 
-    def finish(state: LazyState, event: Event, gradient: PyTree) -> tuple[LazyState, Sent]:
-        worker, own = event.worker, row(state.own, event.worker)
-        target = minus(wide(gradient), own.last)
-        change, _ = upload.send(upload.init(target), event.key, target)
-        error = squared_norm(minus(target, change)).astype(jnp.float32)
-        uploads = uploads_now(
-            squared_norm(change).astype(jnp.float32),
-            _limit(state, threshold, learning_rate),
-            error + own.error,
-            own.skipped >= max_skip,
-            strict,
-        )
-        last = chosen(uploads, plus(own.last, change), own.last)
+    def view(state: LazyState, worker: jax.Array) -> Round:
+        return Round(state.params, _limit(state, threshold, learning_rate))
+
+    def received(event: Event | Task, payload: PyTree, like: PyTree) -> PyTree:
+        none = upload.kept(upload.init(like))
+        return upload.decode(none, event.key, payload, like)[0]
+
+    def join(params: PyTree, workers: int) -> Upload:
+        zeros = jax.tree.map(jnp.zeros_like, wide(params))
+        return Upload(zeros, jnp.float32(0), jnp.int32(max_skip))
+
+    def steps(work: Work) -> Steps:
+        def step(own: Upload, view: Round, task: Task) -> tuple[jax.Array, Change, Upload]:
+            loss, gradient = work(view.params, task)
+            target = minus(wide(gradient), own.last)
+            payload, _ = upload.encode(upload.init(target), task.key, target)
+            change = received(task, payload, target)
+            error = squared_norm(minus(target, change)).astype(jnp.float32)
+            uploads = uploads_now(
+                squared_norm(change).astype(jnp.float32),
+                view.limit,
+                error + own.error,
+                own.skipped >= max_skip,
+                strict,
+            )
+            last = chosen(uploads, plus(own.last, change), own.last)
+            return loss, Change(uploads, payload), uploaded(own, uploads, last, error)
+
+        return step
+
+    def finish(state: LazyState, event: Event, message: Change) -> tuple[LazyState, PyTree, Sent]:
+        change = received(event, message.payload, state.total)
         after = state._replace(
-            total=chosen(uploads, plus(state.total, change), state.total),
-            own=with_row(state.own, worker, uploaded(own, uploads, last, error)),
-            expected=state.expected.at[worker].set(False),
+            total=chosen(message.uploads, plus(state.total, change), state.total),
+            expected=state.expected.at[event.worker].set(False),
         )
         ends = ~jnp.any(after.expected)
         stepped = _step(after, learning_rate)
-        size = jnp.where(uploads, upload.bytes(target), 0)
-        return after._replace(
-            params=chosen(ends, stepped.params, after.params),
-            moves=jnp.where(ends, stepped.moves, after.moves),
-            rounds=jnp.where(ends, stepped.rounds, after.rounds),
-            expected=after.expected | ends,
-        ), sent(uploads, size, 1, bytes_of(state.params))
+        size = jnp.where(message.uploads, bytes_of(message.payload), 0)
+        return (
+            after._replace(
+                params=chosen(ends, stepped.params, after.params),
+                moves=jnp.where(ends, stepped.moves, after.moves),
+                rounds=jnp.where(ends, stepped.rounds, after.rounds),
+                expected=after.expected | ends,
+            ),
+            (),
+            sent(message.uploads, size, 1, bytes_of(view(state, event.worker))),
+        )
 
     return Policy(
         init=lambda params, workers: _start(params, workers, memory, max_skip),
-        point=lambda state, event: state.params,
+        view=view,
+        steps=steps,
         finish=finish,
         model=lambda state: state.params,
+        join=join,
         begins=lambda state, idle: idle & state.expected,
     )
 

@@ -15,6 +15,7 @@ from jaxcomm.synchronization._trees import (
     empty,
     narrow,
     plus,
+    renewed,
     row,
     rows_of,
     scaled,
@@ -22,16 +23,25 @@ from jaxcomm.synchronization._trees import (
     with_row,
 )
 from jaxcomm.synchronization._windows import InFlight
-from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, message, sent
+from jaxcomm.synchronization.events._engine import Event, Policy, Steps, Task, Work
+from jaxcomm.synchronization.events._messages import Sent, bytes_of, messages, sent
 
 
 class ServerState(NamedTuple):
-    """A server, and what each worker has read from it."""
+    """The state of a server."""
 
     params: PyTree
     optimizer: Any
-    read: PyTree  # leaves [workers, ...], the parameters at which each worker computes
-    memory: Any  # leaves [workers, ...], of the codec
+    shared: Any  # leaves [workers, ...], what the owner keeps of the codec's memory of each worker
+    present: jax.Array  # bool[workers]
+    dropped: jax.Array  # int32[], the gradients that were too stale
+
+
+class Reader(NamedTuple):
+    """The memory of a worker."""
+
+    read: PyTree  # the parameters at which it computes
+    memory: Any  # of the codec
 
 
 def inverse_staleness(staleness: jax.Array) -> jax.Array:
@@ -64,6 +74,7 @@ def parameter_server(
     *,
     weight: Callable[[jax.Array], jax.Array] | None = None,
     codec: Codec | None = None,
+    most_stale: Natural | None = None,
 ) -> Policy:
     r"""Asynchronous SGD (ASP): no worker waits, and gradients are stale.
 
@@ -78,9 +89,12 @@ def parameter_server(
         :func:`inverse_staleness`. By default 1.
       codec: Encodes the gradients, leaf by leaf. By default they are sent exactly. Its memory, such
         as a residual, belongs to the worker.
+      most_stale: The largest :math:`\tau` of a gradient that is used; one that is staler is dropped
+        and counted. By default there is no bound.
 
     Returns:
-      A policy, for :func:`event_loop`. It keeps the parameters that each worker has read.
+      A policy, for :func:`event_loop`. Each worker keeps the parameters that it has read. The state
+      counts `dropped` gradients.
 
     Raises:
       ValueError: If `tx` is not an optax transformation, or `codec` is not a codec.
@@ -99,31 +113,61 @@ def parameter_server(
     Differs from Hogwild: an update is atomic. There, workers of one machine write coordinates
     without a lock, and may read half of an update.
     """
-    upload = message(codec)
+    upload = messages(codec)
 
     def init(params: PyTree, workers: int) -> ServerState:
-        memory = rows_of(upload.init(params), workers)
-        return ServerState(params, tx.init(params), rows_of(params, workers), memory)
-
-    def finish(state: ServerState, event: Event, gradient: PyTree) -> tuple[ServerState, Sent]:
-        own = row(state.memory, event.worker)
-        received, own = upload.send(own, event.key, gradient)
-        if weight is not None:
-            received = scaled(received, weight(event.staleness))
-        updates, optimizer = tx.update(received, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
         return ServerState(
             params=params,
+            optimizer=tx.init(params),
+            shared=rows_of(upload.kept(upload.init(params)), workers),
+            present=jnp.ones(workers, bool),
+            dropped=jnp.zeros((), jnp.int32),
+        )
+
+    def steps(work: Work) -> Steps:
+        def step(own: Reader, view: PyTree, task: Task) -> tuple[jax.Array, PyTree, Reader]:
+            loss, gradient = work(own.read, task)
+            message, memory = upload.encode(own.memory, task.key, gradient)
+            return loss, message, own._replace(memory=memory)
+
+        return step
+
+    def finish(
+        state: ServerState, event: Event, message: PyTree
+    ) -> tuple[ServerState, PyTree, Sent]:
+        shared = row(state.shared, event.worker)
+        gradient, shared = upload.decode(shared, event.key, message, state.params)
+        if weight is not None:
+            gradient = scaled(gradient, weight(event.staleness))
+        updates, optimizer = tx.update(gradient, state.optimizer, state.params)
+        params, dropped = optax.apply_updates(state.params, updates), state.dropped
+        if most_stale is not None:
+            late = event.staleness > most_stale
+            params = chosen(late, state.params, params)
+            optimizer = chosen(late, state.optimizer, optimizer)
+            dropped = dropped + late.astype(jnp.int32)
+        after = state._replace(
+            params=params,
             optimizer=optimizer,
-            read=with_row(state.read, event.worker, params),
-            memory=with_row(state.memory, event.worker, own),
-        ), sent(1, upload.bytes(gradient), 1, bytes_of(params))
+            shared=with_row(state.shared, event.worker, shared),
+            dropped=dropped,
+        )
+        return after, params, sent(1, bytes_of(message), 1, bytes_of(params))
+
+    def attend(state: ServerState, present: jax.Array, seconds: jax.Array) -> ServerState:
+        fresh = upload.kept(upload.init(state.params))
+        shared = renewed(state.shared, present & ~state.present, fresh)
+        return state._replace(shared=shared, present=present)
 
     return Policy(
         init=init,
-        point=lambda state, event: row(state.read, event.worker),
+        view=lambda state, worker: (),
+        steps=steps,
         finish=finish,
         model=lambda state: state.params,
+        join=lambda params, workers: Reader(params, upload.init(params)),
+        receive=lambda own, reply: own._replace(read=reply),
+        attend=attend,
     )
 
 
@@ -132,9 +176,24 @@ class TableState(NamedTuple):
 
     base: PyTree  # the first parameters and all updates before those in `by_clock`
     by_clock: PyTree  # leaves [2 s + 1, ...], the sums of the updates of the clocks after `base`
-    own: PyTree  # leaves [workers, s + 1, ...], each worker's last updates
     clocks: jax.Array  # int32[workers], the updates that each worker has made
-    optimizer: Any  # leaves [workers, ...]
+    present: jax.Array  # bool[workers]
+    dtypes: PyTree  # leaves [0], of the dtypes of the parameters
+
+    @property
+    def slowest(self) -> jax.Array:
+        """The clock of the slowest worker, int32[]."""
+        none = jnp.where(jnp.any(self.present), jnp.iinfo(jnp.int32).max, self.clocks)
+        return jnp.min(jnp.where(self.present, self.clocks, none))
+
+
+class Client(NamedTuple):
+    """The memory of a worker."""
+
+    updates: PyTree  # leaves [s + 1, ...], its last updates over n
+    clock: jax.Array  # int32[], the updates so far
+    optimizer: Any
+    workers: jax.Array  # int32[], n
     dtypes: PyTree  # leaves [0], of the dtypes of the parameters
 
 
@@ -157,8 +216,8 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
       staleness: s, at least 0.
 
     Returns:
-      A policy, for :func:`event_loop`. It keeps the s + 1 last updates of each worker, and one
-      optimizer state per worker.
+      A policy, for :func:`event_loop`. Each worker keeps its s + 1 last updates and an optimizer
+      state.
 
     Raises:
       ValueError: If `staleness` is negative, or `tx` is not an optax transformation.
@@ -191,13 +250,20 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
 
     def init(params: PyTree, workers: int) -> TableState:
         base = wide(params)
-        zeros = jax.tree.map(jnp.zeros_like, base)
         return TableState(
             base=base,
-            by_clock=rows_of(zeros, slots),
-            own=rows_of(rows_of(zeros, kept), workers),
+            by_clock=rows_of(jax.tree.map(jnp.zeros_like, base), slots),
             clocks=jnp.zeros(workers, jnp.int32),
-            optimizer=rows_of(tx.init(params), workers),
+            present=jnp.ones(workers, bool),
+            dtypes=empty(params),
+        )
+
+    def join(params: PyTree, workers: int) -> Client:
+        return Client(
+            updates=rows_of(jax.tree.map(jnp.zeros_like, wide(params)), kept),
+            clock=jnp.zeros((), jnp.int32),
+            optimizer=tx.init(params),
+            workers=jnp.asarray(workers, jnp.int32),
             dtypes=empty(params),
         )
 
@@ -208,39 +274,63 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
     def add(x: jax.Array, ring: jax.Array, mask: jax.Array) -> jax.Array:
         return x + jnp.tensordot(mask.astype(ring.dtype), ring, axes=1)
 
-    def read(state: TableState, worker: jax.Array, clock: jax.Array) -> PyTree:
-        by_clock = numbers(jnp.min(state.clocks) - staleness, slots) <= clock - staleness - 1
-        mine = numbers(clock - staleness, kept) < clock
-        x = jax.tree.map(lambda x, ring: add(x, ring, by_clock), state.base, state.by_clock)
-        own = row(state.own, worker)
-        return narrow(jax.tree.map(lambda x, ring: add(x, ring, mine), x, own), state.dtypes)
+    def view(state: TableState, worker: jax.Array) -> PyTree:
+        """The first parameters and all updates that every worker may read."""
+        clock = state.clocks[worker]
+        guaranteed = numbers(state.slowest - staleness, slots) <= clock - staleness - 1
+        return jax.tree.map(lambda x, ring: add(x, ring, guaranteed), state.base, state.by_clock)
 
-    def finish(state: TableState, event: Event, gradient: PyTree) -> tuple[TableState, Sent]:
-        worker, clock = event.worker, state.clocks[event.worker]
-        read_params = read(state, worker, clock)
-        update, optimizer = tx.update(gradient, row(state.optimizer, worker), read_params)
-        update = scaled(wide(update), 1 / len(state.clocks))
-        clocks = state.clocks.at[worker].add(1)
-        by_clock = jax.tree.map(
-            lambda ring, u: ring.at[clock % slots].add(u), state.by_clock, update
+    def share(update: PyTree, workers: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: x * (1 / workers.astype(x.dtype)), wide(update))
+
+    def steps(work: Work) -> Steps:
+        def step(own: Client, view: PyTree, task: Task) -> tuple[jax.Array, PyTree, Client]:
+            mine = numbers(own.clock - staleness, kept) < own.clock
+            x = jax.tree.map(lambda x, ring: add(x, ring, mine), view, own.updates)
+            read = narrow(x, own.dtypes)
+            loss, gradient = work(read, task)
+            update, optimizer = tx.update(gradient, own.optimizer, read)
+            return (
+                loss,
+                update,
+                own._replace(
+                    updates=with_row(own.updates, own.clock % kept, share(update, own.workers)),
+                    clock=own.clock + 1,
+                    optimizer=optimizer,
+                ),
+            )
+
+        return step
+
+    def folded(state: TableState, after: TableState) -> TableState:
+        """The state after `slowest` has advanced: the clocks that are complete become the base."""
+
+        def fold(clock: jax.Array, sums: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            base, by_clock = sums
+            oldest = (clock - staleness) % slots
+            complete = row(by_clock, oldest)
+            zeros = jax.tree.map(jnp.zeros_like, complete)
+            return plus(base, complete), with_row(by_clock, oldest, zeros)
+
+        base, by_clock = lax.fori_loop(
+            state.slowest, after.slowest, fold, (after.base, after.by_clock)
         )
-        own = jax.tree.map(lambda ring, u: ring.at[worker, clock % kept].set(u), state.own, update)
-        before = jnp.min(state.clocks)
-        oldest, moves = (before - staleness) % slots, jnp.min(clocks) > before
-        complete = row(by_clock, oldest)
-        zeros = jax.tree.map(jnp.zeros_like, complete)
-        size = bytes_of(read_params)
-        return TableState(
-            base=chosen(moves, plus(state.base, complete), state.base),
-            by_clock=with_row(by_clock, oldest, chosen(moves, zeros, complete)),
-            own=own,
-            clocks=clocks,
-            optimizer=with_row(state.optimizer, worker, optimizer),
-            dtypes=state.dtypes,
-        ), sent(1, size, 1, size)
+        return after._replace(base=base, by_clock=by_clock)
+
+    def finish(state: TableState, event: Event, update: PyTree) -> tuple[TableState, PyTree, Sent]:
+        worker, clock = event.worker, state.clocks[event.worker]
+        mine = share(update, jnp.asarray(len(state.clocks), jnp.int32))
+        by_clock = jax.tree.map(lambda ring, u: ring.at[clock % slots].add(u), state.by_clock, mine)
+        after = state._replace(by_clock=by_clock, clocks=state.clocks.at[worker].add(1))
+        return folded(state, after), (), sent(1, bytes_of(update), 1, bytes_of(state.base))
+
+    def attend(state: TableState, present: jax.Array, seconds: jax.Array) -> TableState:
+        left = folded(state, state._replace(present=present & state.present))
+        joins = present & ~state.present
+        return left._replace(present=present, clocks=jnp.where(joins, left.slowest, left.clocks))
 
     def begins(state: TableState, idle: jax.Array) -> jax.Array:
-        return idle & (state.clocks - jnp.min(state.clocks) <= staleness)
+        return idle & (state.clocks - state.slowest <= staleness)
 
     def model(state: TableState) -> PyTree:
         """The parameters with all updates."""
@@ -250,10 +340,13 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
 
     return Policy(
         init=init,
-        point=lambda state, event: read(state, event.worker, state.clocks[event.worker]),
+        view=view,
+        steps=steps,
         finish=finish,
         model=model,
+        join=join,
         begins=begins,
+        attend=attend,
     )
 
 
@@ -266,6 +359,7 @@ class StepState(NamedTuple):
     arrived: jax.Array  # int32[], their number
     step: jax.Array  # int32[]
     next_step: jax.Array  # int32[workers], of the gradient that a worker computes, or waits for
+    present: jax.Array  # bool[workers]
     dropped: jax.Array  # int32[], the gradients of earlier steps that arrived
 
 
@@ -316,7 +410,8 @@ def backup_workers(
 
     .. math:: x \gets x + \mathrm{tx}\Big(\frac{1}{n} \sum_{i \in F} g_i(x)\Big), \qquad |F| = n
 
-    A gradient that arrives after its step has ended is dropped. The gradients are those of the
+    A gradient that arrives after its step has ended is dropped. If fewer than n workers are left, a
+    step takes the gradients of all of them. The gradients are those of the
     fastest workers: if speed depends on the data, the mean is biased. A worker sends each gradient
     that it finishes, the dropped ones too, and receives the parameters.
 
@@ -366,41 +461,55 @@ def backup_workers(
             arrived=zero,
             step=zero,
             next_step=jnp.zeros(workers, jnp.int32),
+            present=jnp.ones(workers, bool),
             dropped=zero,
         )
 
-    def finish(state: StepState, event: Event, gradient: PyTree) -> tuple[StepState, Sent]:
-        wanted = len(state.next_step) - backups
-        fresh = state.next_step[event.worker] == state.step
-        total = chosen(fresh, plus(state.total, gradient), state.total)
-        count = state.arrived + fresh.astype(jnp.int32)
+    def ended(state: StepState) -> StepState:
+        """The state after the step, if enough gradients have arrived."""
+        wanted = jnp.minimum(
+            len(state.next_step) - backups, jnp.sum(state.present, dtype=jnp.int32)
+        )
 
         def step() -> tuple[PyTree, Any, PyTree]:
-            mean = narrow(scaled(total, 1 / wanted), state.params)
-            updates, optimizer = tx.update(mean, state.optimizer, state.params)
-            zeros = jax.tree.map(jnp.zeros_like, total)
+            mean = jax.tree.map(lambda x: x * (1 / state.arrived.astype(x.dtype)), state.total)
+            updates, optimizer = tx.update(
+                narrow(mean, state.params), state.optimizer, state.params
+            )
+            zeros = jax.tree.map(jnp.zeros_like, state.total)
             return optax.apply_updates(state.params, updates), optimizer, zeros
 
-        ends = count == wanted
+        ends = (state.arrived >= wanted) & (state.arrived > 0)
         params, optimizer, total = lax.cond(
-            ends, step, lambda: (state.params, state.optimizer, total)
+            ends, step, lambda: (state.params, state.optimizer, state.total)
         )
         number = state.step + ends.astype(jnp.int32)
-        mine = jnp.where(fresh, state.step + 1, state.step)
-        next_step = state.next_step.at[event.worker].set(mine)
-        if aborts:
-            next_step = jnp.where(ends, number, next_step)
-        after = StepState(
+        next_step = jnp.where(ends, number, state.next_step) if aborts else state.next_step
+        return state._replace(
             params=params,
             optimizer=optimizer,
             total=total,
-            arrived=jnp.where(ends, 0, count),
+            arrived=jnp.where(ends, 0, state.arrived),
             step=number,
             next_step=next_step,
+        )
+
+    def finish(state: StepState, event: Event, gradient: PyTree) -> tuple[StepState, PyTree, Sent]:
+        fresh = state.next_step[event.worker] == state.step
+        mine = jnp.where(fresh, state.step + 1, state.step)
+        after = state._replace(
+            total=chosen(fresh, plus(state.total, gradient), state.total),
+            arrived=state.arrived + fresh.astype(jnp.int32),
+            next_step=state.next_step.at[event.worker].set(mine),
             dropped=state.dropped + (~fresh).astype(jnp.int32),
         )
         size = bytes_of(state.params)
-        return after, sent(1, size, 1, size)
+        return ended(after), (), sent(1, size, 1, size)
+
+    def attend(state: StepState, present: jax.Array, seconds: jax.Array) -> StepState:
+        joins = present & ~state.present
+        next_step = jnp.where(joins, state.step, state.next_step)
+        return ended(state._replace(present=present, next_step=next_step))
 
     def begins(state: StepState, idle: jax.Array) -> jax.Array:
         if aborts:
@@ -409,9 +518,10 @@ def backup_workers(
 
     return Policy(
         init=init,
-        point=lambda state, event: state.params,
+        view=lambda state, worker: state.params,
         finish=finish,
         model=lambda state: state.params,
         begins=begins,
+        attend=attend,
         restarts=aborts,
     )

@@ -27,7 +27,8 @@ from jaxcomm.synchronization._trees import (
     wide,
     with_row,
 )
-from jaxcomm.synchronization.events._engine import Event, Policy, Sent, bytes_of, sent
+from jaxcomm.synchronization.events._engine import Event, Policy
+from jaxcomm.synchronization.events._messages import Sent, bytes_of, sent
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -119,7 +120,7 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
             optimizer=rows_of(tx.init(params), workers),
         )
 
-    def finish(state: PairState, event: Event, gradient: PyTree) -> tuple[PairState, Sent]:
+    def finish(state: PairState, event: Event, gradient: PyTree) -> tuple[PairState, PyTree, Sent]:
         worker = event.worker
         degree = jnp.asarray(neighbors.degrees)[worker]
         drawn = jax.random.randint(event.key, (), 0, jnp.maximum(degree, 1))
@@ -133,25 +134,26 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
         after = plus(average, updates)
         params = with_row(state.params, partner, minus(other, half))
         size = jnp.where(degree > 0, bytes_of(gradient), 0)
-        return PairState(
+        after_event = PairState(
             params=with_row(params, worker, after),
             read=with_row(state.read, worker, narrow(after, gradient)),
             optimizer=with_row(state.optimizer, worker, optimizer),
-        ), sent(degree > 0, size, degree > 0, size)
+        )
+        return after_event, (), sent(degree > 0, size, degree > 0, size)
 
     def model(state: PairState) -> PyTree:
         return narrow(jax.tree.map(lambda x: jnp.mean(x, axis=0), state.params), state.read)
 
     return Policy(
         init=init,
-        point=lambda state, event: row(state.read, event.worker),
+        view=lambda state, worker: row(state.read, worker),
         finish=finish,
         model=model,
     )
 
 
 class Subproblem(NamedTuple):
-    r"""The `point` of ADMM: :math:`\min_x f_i(x) + v^\top x + \frac{c}{2} \|x\|^2`."""
+    r"""What a worker of ADMM solves: :math:`\min_x f_i(x) + v^\top x + \frac{c}{2} \|x\|^2`."""
 
     linear: PyTree  # v, in float32 at least
     curvature: jax.Array  # c, a scalar of the dtype of the first leaf of `linear`
@@ -295,8 +297,8 @@ def _consensus(
     def total(rows: PyTree, mask: jax.Array) -> PyTree:
         return jax.tree.map(lambda x: jnp.tensordot(mask.astype(x.dtype), x, axes=1), rows)
 
-    def point(state: ConsensusState, event: Event) -> Subproblem:
-        worker, count = event.worker, state.solved[event.worker]
+    def view(state: ConsensusState, worker: jax.Array) -> Subproblem:
+        count = state.solved[worker]
         others, linked, first = (
             jnp.asarray(x)[worker] for x in (neighbors.table, neighbors.linked, earlier)
         )
@@ -308,7 +310,9 @@ def _consensus(
         curvature = penalty * degree * (2 if proximal else 1)
         return Subproblem(minus(row(state.dual, worker), scaled(pull, penalty)), curvature)
 
-    def finish(state: ConsensusState, event: Event, x: PyTree) -> tuple[ConsensusState, Sent]:
+    def finish(
+        state: ConsensusState, event: Event, x: PyTree
+    ) -> tuple[ConsensusState, PyTree, Sent]:
         worker, number = event.worker, state.solved[event.worker] + 1
         others, linked, first, last = (
             jnp.asarray(x)[worker] for x in (neighbors.table, neighbors.linked, earlier, later)
@@ -332,13 +336,14 @@ def _consensus(
         missing = state.missing.at[others].add(-satisfied.astype(jnp.int32))
         needed = linked & (state.solved[others] < number + first.astype(jnp.int32))
         degree = jnp.sum(linked, dtype=jnp.int32)
-        return ConsensusState(
+        after = ConsensusState(
             params=with_row(state.params, (worker, number % 2), solved),
             dual=dual,
             solved=count,
             missing=missing.at[worker].set(jnp.sum(needed, dtype=jnp.int32)),
             dtypes=state.dtypes,
-        ), sent(degree, degree * bytes_of(narrow(solved, state.dtypes)))
+        )
+        return after, (), sent(degree, degree * bytes_of(narrow(solved, state.dtypes)))
 
     def model(state: ConsensusState) -> PyTree:
         workers = jnp.arange(len(state.solved))
@@ -347,7 +352,7 @@ def _consensus(
 
     return Policy(
         init=init,
-        point=point,
+        view=view,
         finish=finish,
         model=model,
         begins=lambda state, idle: idle & (state.missing == 0),

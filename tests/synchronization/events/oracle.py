@@ -159,13 +159,12 @@ class Pairs(Rule):
     """Averages with partners that were drawn before."""
 
     def __init__(self, rate: float, partners: list[list[int]]) -> None:
-        self.rate, self.partners, self.position = rate, partners, 0
+        self.rate, self.partners = rate, partners
         self.own = np.tile(START, (WORKERS, 1))
         self.read = self.own.copy()
 
     def finish(self, i: int, number: int, staleness: int, now: float) -> Messages:
-        j = self.partners[self.position][i]
-        self.position += 1
+        j = self.partners[number][i]
         self.own[[i, j]] = (self.own[i] + self.own[j]) / 2
         self.own[i] -= self.rate * gradient(self.read[i], i, number)
         self.read[i] = self.own[i]
@@ -279,7 +278,8 @@ class Lazy(Rule):
             if self.smoothness is not None:
                 others = {*range(WORKERS)} - self.expected
                 self.skipped = [s + (j in others) for j, s in enumerate(self.skipped)]
-        return (1, size, 1, BYTES) if uploads else (0, 0, 1, BYTES)
+        reply = BYTES + 4 * (self.smoothness is None)  # With the limit, if workers decide.
+        return (1, size, 1, reply) if uploads else (0, 0, 1, reply)
 
     def asks(self, j: int) -> bool:
         if self.smoothness is None:
@@ -365,7 +365,7 @@ class Decoupled(Rule):
             self.deadline = now + self.grace
         if len(learners) == WORKERS:
             self.merge()
-        return sends, BYTES * sends, receives, BYTES * receives
+        return sends, BYTES * sends, receives, (BYTES + 4) * receives  # With the merge's number.
 
 
 class SparseServer(Server):

@@ -15,7 +15,7 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import Straggler, deterministic, events, shifted_exponential
 from jaxcomm.synchronization.events import Policy
-from jaxcomm.synchronization.events._engine import Work
+from jaxcomm.synchronization.events._engine import Work, key_of
 from tests.synchronization.events import oracle, problem
 
 UNEVEN = deterministic([1.0, 1.0, 1.75, 3.5])
@@ -41,15 +41,16 @@ class Row(NamedTuple):
 RING = [[1, 3], [0, 2], [1, 3], [0, 2]]
 
 
-def partners(events: int, seed: int = 0) -> list[list[int]]:
-    """The partner of each worker of a ring, if an event is its own."""
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), jnp.uint32(2**32 - 1))
+def partners(numbers: int) -> list[list[int]]:
+    """The partner of each worker of a ring for each of its gradients, [numbers][workers]."""
 
-    def draw(position: jax.Array) -> jax.Array:
-        return jax.random.randint(jax.random.fold_in(key, position), (), 0, 2)
+    def draw(number: jax.Array, worker: jax.Array) -> jax.Array:
+        return jax.random.randint(key_of(0, worker, number), (), 0, 2)
 
-    drawn = np.asarray(jax.vmap(draw)(jnp.arange(events)))
-    return [[others[side] for others in RING] for side in drawn]
+    workers = jnp.arange(len(RING))
+    drawn = jax.vmap(lambda number: jax.vmap(lambda i: draw(number, i))(workers))
+    sides = np.asarray(drawn(jnp.arange(numbers)))
+    return [[others[side] for others, side in zip(RING, row, strict=True)] for row in sides]
 
 
 def inverse(staleness: int) -> float:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.synchronization import Straggler, events
-from jaxcomm.synchronization.events._engine import Progress, Record, Sent
+from jaxcomm.synchronization.events._engine import Progress, Record
+from jaxcomm.synchronization.events._messages import Sent
 from tests.synchronization.events import oracle, problem
 from tests.synchronization.events.rows import ROWS, Row
 

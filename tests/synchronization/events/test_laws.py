@@ -75,7 +75,7 @@ def test_a_reply_has_the_fewest_bits_that_the_rule_allows() -> None:
         chosen = fits[0] if fits else None
         assert records.sent.download_bytes == lengths[chosen]
         assert records.sent.upload_bytes == 4 + 2 + 8
-        received = problem.vector(state.read)[worker]
+        received = problem.vector(progress.own)[worker]
         seen.add(chosen)
         if chosen:
             ratios.append(np.sum((received - x) ** 2) / bound)
