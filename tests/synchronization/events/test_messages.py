@@ -22,9 +22,9 @@ CODECS: dict[str, Callable[[], Codec]] = {
     "ef21": lambda: ef21(sparsifiers.top_k(k=2)),
     "diana": lambda: diana(quantizers.dither(bits=4)),
     "power_iteration": lambda: error_feedback(low_rank.power_iteration(1)),
-    "projection": lambda: error_feedback(low_rank.projection(1)),
+    "projection": lambda: error_feedback(low_rank.projection(1, "right")),
     "blocks": lambda: error_feedback(sparsifiers.block_coordinate(2)),
-    "sketch": lambda: error_feedback(sketches.count_sketch(sketch_ratio=0.5)),
+    "sketch": lambda: sketches.count_sketch(sketch_ratio=0.5),
 }
 
 

@@ -1,0 +1,108 @@
+"""What the owner and its workers tell each other, and what a run records."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm.synchronization.events import Policy
+
+Batches = Callable[[np.ndarray, int], PyTree]
+Outcome = Literal["used", "stale", "nonfinite"]
+
+
+class Job(NamedTuple):
+    """What every worker is given once."""
+
+    loss_fn: LossFn
+    batches: Batches
+    policy: Policy
+    workers: int
+    seed: int
+    has_key: bool
+    clip: float | None
+
+
+class Order(NamedTuple):
+    """What a worker is to compute."""
+
+    number: int  # of the first gradient
+    examples: np.ndarray  # int32[gradients, batch]
+    params: PyTree = None  # where it joins
+    reply: PyTree = None  # of the owner to its last message
+    view: PyTree = None
+
+
+class Report(NamedTuple):
+    """What a worker has computed."""
+
+    message: PyTree  # None if it was not finite
+    loss: float  # the mean over its gradients
+    seconds: float  # that it computed
+    heard: tuple[tuple[int, int], ...]  # `(number of the gradient, version of the view)`
+
+
+class Happening(NamedTuple):
+    """What a clock tells the owner."""
+
+    kind: Literal["joined", "left", "arrived", "time", "restored", "stopped"]
+    seconds: np.float32
+    worker: int = -1
+    report: Report | None = None
+    reason: str = ""  # for which a worker has left
+
+
+class Row(NamedTuple):
+    """A happening as a run records it.
+
+    A run is determined by its rows, so that they can be replayed.
+    """
+
+    kind: Literal["joined", "left", "arrived", "time", "restored"]
+    seconds: float  # since the beginning
+    worker: int = -1
+    number: int = 0  # of the first gradient of the work
+    staleness: int = 0  # the messages of others since the work began
+    outcome: Outcome | Literal["lost", ""] = ""
+    loss: float = float("nan")
+    examples: int = 0
+    work_seconds: float = 0.0
+    upload_bytes: int = 0
+    download_bytes: int = 0  # since the row before of this worker
+    heard: tuple[tuple[int, int], ...] = ()
+    reason: str = ""
+
+
+class Clock(Protocol):
+    """Tells the owner what happens next; the workers are on its other side."""
+
+    def seconds(self) -> float:
+        """The time since the beginning."""
+
+    def resume(self, seconds: float) -> None:
+        """Sets the time."""
+
+    def start(self, worker: int) -> None:
+        """Starts a worker, which will join."""
+
+    def begin(self, worker: int, order: Order) -> None:
+        """Lets a worker compute."""
+
+    def hear(self, worker: int, version: int, view: PyTree) -> None:
+        """Sends a worker a view between its gradients."""
+
+    def next(self, due: float) -> Happening:
+        """Waits for what happens next, or for the time `due` in seconds."""
+
+
+def bytes_of(tree: PyTree) -> int:
+    """The bytes of all arrays."""
+    return sum(np.asarray(x).nbytes for x in jax.tree.leaves(tree))
+
+
+def hosted(tree: PyTree) -> Any:
+    """The same arrays as NumPy's, without a copy on CPUs."""
+    return jax.tree.map(np.asarray, tree)

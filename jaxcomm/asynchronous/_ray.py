@@ -1,0 +1,192 @@
+"""Ray: workers and the owner as actors, and the clock that waits for them."""
+
+import collections
+import importlib
+import importlib.metadata
+import math
+import statistics
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm._contract import PyTree
+from jaxcomm.asynchronous._messages import Happening, Job, Order, Report, Row, bytes_of, hosted
+from jaxcomm.asynchronous._owner import Limits, Owner
+from jaxcomm.asynchronous._worker import Programs, Worker
+
+LEAST = 2, 59
+_RECENT = 32  # pieces of work of a worker that its deadline looks back to
+_LARGE = 2**16  # bytes, from which arrays for several workers are stored once
+
+
+def require_ray() -> Any:
+    """The module, of a version that works."""
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            '`jaxcomm.asynchronous.train` needs Ray: `pip install "jaxcomm[ray]"`.'
+        ) from error
+    version = importlib.metadata.version("ray")
+    if tuple(map(int, version.split(".")[:2])) < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise ImportError(f"`jaxcomm.asynchronous.train` needs Ray {least} or newer, not {version}.")
+    return ray
+
+
+class WorkerProcess:
+    """The actor of a worker. Its second thread takes what it hears between gradients."""
+
+    def __init__(self) -> None:
+        self._heard: collections.deque[tuple[int, PyTree]] = collections.deque(maxlen=1)
+
+    def ready(self, job: Job, index: int) -> None:
+        """Makes the programs."""
+        self._worker = Worker(Programs(job), index)
+
+    def run(self, order: Order, params: PyTree, reply: PyTree, view: PyTree) -> Report:
+        """Computes."""
+        whole = order._replace(params=params, reply=reply, view=view)
+        return self._worker.run(whole, lambda number: self._heard.pop() if self._heard else None)
+
+    def hear(self, version: int, view: PyTree) -> None:
+        """Keeps the newest view until the next gradient."""
+        self._heard.append((version, view))
+
+
+class RayClock:
+    """Real time, and real workers."""
+
+    def __init__(self, job: Job, options: dict[str, Any], patience: float) -> None:
+        self._ray = require_ray()
+        self._job = self._ray.put(job)
+        self._process = self._ray.remote(max_concurrency=2, **options)(WorkerProcess)
+        self._patience, self._origin = patience, time.monotonic()
+        self._actors: dict[int, Any] = {}
+        self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
+        self._since: dict[int, float] = {}
+        self._took: dict[int, collections.deque[float]] = {}
+        self._starts: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._stored: collections.deque[tuple[PyTree, Any]] = collections.deque(maxlen=4)
+        self.stopped = threading.Event()
+
+    def seconds(self) -> float:
+        """The time since the beginning."""
+        return time.monotonic() - self._origin
+
+    def resume(self, seconds: float) -> None:
+        """Sets the time."""
+        self._origin = time.monotonic() - seconds
+
+    def start(self, worker: int) -> None:
+        """Starts the actor of a worker."""
+        self._actors[worker] = actor = self._process.remote()
+        self._took[worker] = collections.deque(maxlen=_RECENT)
+        self._wait(worker, actor.ready.remote(self._job, worker))
+
+    def begin(self, worker: int, order: Order) -> None:
+        """Sends an order."""
+        parts = map(self._object, (order.params, order.reply, order.view))
+        bare = order._replace(params=None, reply=None, view=None)
+        self._wait(worker, self._actors[worker].run.remote(bare, *parts))
+
+    def hear(self, worker: int, version: int, view: PyTree) -> None:
+        """Sends a view, and does not wait for its arrival."""
+        self._actors[worker].hear.remote(version, self._object(view))
+
+    def next(self, due: float) -> Happening:
+        """Waits for what happens next, or for the time `due`."""
+        while not self.stopped.is_set():
+            now = self.seconds()
+            overdue = [worker for worker in self._since if now > self._deadline(worker)]
+            if overdue:
+                return self._left(overdue[0], f"silent for {now - self._since[overdue[0]]:.1f} s")
+            wait = min([due, now + 0.5, *map(self._deadline, self._since)]) - now
+            done, _ = self._ray.wait(list(self._waiting), timeout=max(wait, 0))
+            if done:
+                return self._happened(done[0])
+            # The owner compares the time with `due` in float32.
+            if (time_ := np.float32(self.seconds())) > np.float32(due):
+                return Happening("time", time_)
+        return Happening("stopped", np.float32(self.seconds()))
+
+    def _happened(self, reference: Any) -> Happening:
+        worker = self._waiting[reference]
+        deaths = (
+            self._ray.exceptions.RayActorError,
+            self._ray.exceptions.WorkerCrashedError,
+            self._ray.exceptions.OutOfMemoryError,
+            self._ray.exceptions.ObjectLostError,
+        )
+        try:
+            report = self._ray.get(reference)
+        except deaths as error:
+            return self._left(worker, str(error).splitlines()[0])
+        del self._waiting[reference]
+        took = self.seconds() - self._since.pop(worker)
+        if report is None:
+            self._starts.append(took)
+            return Happening("joined", np.float32(self.seconds()), worker)
+        self._took[worker].append(took)
+        return Happening("arrived", np.float32(self.seconds()), worker, report)
+
+    def _left(self, worker: int, reason: str) -> Happening:
+        self._ray.kill(self._actors.pop(worker), no_restart=True)
+        self._waiting = {ref: other for ref, other in self._waiting.items() if other != worker}
+        del self._since[worker]
+        return Happening("left", np.float32(self.seconds()), worker, reason=reason)
+
+    def _wait(self, worker: int, reference: Any) -> None:
+        self._waiting[reference], self._since[worker] = worker, self.seconds()
+
+    def _deadline(self, worker: int) -> float:
+        """When a worker is taken for dead: it could have started again meanwhile, and more."""
+        took = self._took[worker]
+        others = [seconds for each in self._took.values() for seconds in list(each)[:1]]
+        # The first work of a worker is compiled.
+        longest = max(took) if took else max(others, default=math.inf)
+        start = statistics.median(self._starts) if self._starts else math.inf
+        return self._since[worker] + self._patience * longest + start
+
+    def _object(self, tree: PyTree) -> Any:
+        """What to pass to an actor: the arrays, or a reference to them if they are large."""
+        if tree is None or bytes_of(tree) < _LARGE:
+            return None if tree is None else hosted(tree)
+        for known, reference in self._stored:
+            if known is tree:
+                return reference
+        reference = self._ray.put(hosted(tree))
+        self._stored.append((tree, reference))
+        return reference
+
+
+class OwnerProcess:
+    """The actor of the owner. Its other threads answer questions meanwhile."""
+
+    def __init__(self, job: Job, options: dict[str, Any], patience: float) -> None:
+        self._clock = RayClock(job, options, patience)
+        self._job, self._rows = job, []  # type: tuple[Job, list[Row]]
+
+    def run(self, params: PyTree, limits: Limits, directory: str | None) -> PyTree:
+        """Trains; returns the parameters."""
+        checkpoints = None
+        if directory is not None:
+            checkpoints = importlib.import_module("jaxcomm.checkpoint").Checkpoints(directory)
+        owner = Owner(self._job, params, limits, self._clock, checkpoints, self._rows.append)
+        try:
+            owner.run()
+        finally:
+            if checkpoints is not None:
+                checkpoints.close()
+        return owner.model, owner.is_done
+
+    def rows(self, begin: int) -> list[Row]:
+        """The rows from a number on."""
+        return self._rows[begin:]
+
+    def stop(self) -> None:
+        """Lets `run` return."""
+        self._clock.stopped.set()

@@ -1,0 +1,56 @@
+"""A clock that goes through the rows of a run again, with its workers in this process."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcomm._contract import PyTree
+from jaxcomm.asynchronous._messages import Happening, Job, Order, Row
+from jaxcomm.asynchronous._worker import Programs, Worker
+
+
+class Replay:
+    """The clock of a run that has been recorded."""
+
+    def __init__(self, job: Job, rows: Sequence[Row]) -> None:
+        self._programs, self._rows = Programs(job), iter(rows)
+        self._workers: dict[int, Worker] = {}
+        self._orders: dict[int, Order] = {}
+        self._views: dict[tuple[int, int], PyTree] = {}
+
+    def seconds(self) -> float:
+        """Nothing is saved."""
+        return 0.0
+
+    def resume(self, seconds: float) -> None:
+        """Nothing: rows have times."""
+
+    def start(self, worker: int) -> None:
+        """Nothing: the rows say when it joins."""
+
+    def begin(self, worker: int, order: Order) -> None:
+        """Keeps the order until the row of its arrival."""
+        self._orders[worker] = order
+
+    def hear(self, worker: int, version: int, view: PyTree) -> None:
+        """Keeps the view until the row that heard it."""
+        self._views[worker, version] = view
+
+    def next(self, due: float) -> Happening:
+        """The next row happens again."""
+        row = next(self._rows, None)
+        if row is None:
+            return Happening("stopped", np.float32(0))
+        happening = Happening(row.kind, np.float32(row.seconds), row.worker, reason=row.reason)
+        if row.kind == "joined":
+            self._workers[row.worker] = Worker(self._programs, row.worker)
+        if row.kind != "arrived":
+            return happening
+        versions = dict(row.heard)
+
+        def news(number: int) -> tuple[int, PyTree] | None:
+            version = versions.get(number)
+            return None if version is None else (version, self._views[row.worker, version])
+
+        report = self._workers[row.worker].run(self._orders[row.worker], news)
+        return happening._replace(report=report)

@@ -1,0 +1,191 @@
+"""Asynchronous training on Ray."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxcomm._contract import PyTree
+from jaxcomm._gradients import LossFn
+from jaxcomm._require import AboveZero, Natural, Positive, checked
+from jaxcomm.asynchronous._messages import Batches, Job, Row
+from jaxcomm.asynchronous._owner import Limits, Owner
+from jaxcomm.asynchronous._replay import Replay
+from jaxcomm.asynchronous._summary import Summary
+from jaxcomm.launch._environment import memory_environment
+from jaxcomm.synchronization.events import Policy
+
+_SECONDS_TO_STOP = 60
+
+
+class Trained(NamedTuple):
+    """The result of a run."""
+
+    params: PyTree
+    rows: list[Row]
+    summary: Summary
+    is_done: bool  # false if it was stopped before its end
+
+
+@checked
+def train(
+    loss_fn: LossFn,
+    params: PyTree,
+    batches: Batches,
+    *,
+    policy: Policy,
+    workers: Positive,
+    examples: Positive,
+    batch_size: Positive,
+    total: Positive,
+    seed: Natural = 0,
+    has_key: bool = False,
+    clip: AboveZero | None = None,
+    start: Positive | None = None,
+    patience: AboveZero = 10.0,
+    directory: str | Path | None = None,
+    checkpoint_seconds: AboveZero = 60.0,
+    worker_options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    progress: bool = True,
+    replay: Sequence[Row] | None = None,
+) -> Trained:
+    """Trains."""
+    if policy.restarts:
+        raise ValueError(
+            "`policy` abandons gradients that are half finished, which a process cannot: use "
+            "`in_flight='finish_late'`."
+        )
+    start = workers if start is None else start
+    if start > workers:
+        raise ValueError(f"`start`={start} is more than `workers`={workers}.")
+    job = Job(loss_fn, batches, policy, workers, seed, has_key, clip)
+    limits = Limits(examples, batch_size, total, start, checkpoint_seconds)
+    params = jax.tree.map(np.asarray, params)
+    if replay is not None:
+        rows: list[Row] = []
+        owner = Owner(job, params, limits, Replay(job, replay), on_row=rows.append)
+        owner.run()
+        summary = Summary(workers)
+        summary.add(rows)
+        return Trained(owner.model, rows, summary, owner.is_done)
+    from jaxcomm.asynchronous import _ray
+
+    ray = _ray.require_ray()
+    chosen = {"num_cpus": 1, **(worker_options or {})}
+    variables = {**memory_environment(os.environ), **(environment or {})}
+    if variables:
+        chosen["runtime_env"] = {"env_vars": variables}
+    with _cluster(ray, workers * chosen["num_cpus"]), _terminated():
+        make = ray.remote(max_concurrency=4, num_cpus=0)(_ray.OwnerProcess).options(
+            runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}}
+        )
+        run = _Run(ray, make, (job, chosen, patience), on_row, progress)
+        return run.until_done((params, limits, None if directory is None else str(directory)))
+
+
+@contextlib.contextmanager
+def _cluster(ray: Any, cpus: float) -> Iterator[None]:
+    """Ray's cluster: the one that the program is connected to, or another for this run."""
+    if ray.is_initialized():
+        yield
+        return
+    local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(os.cpu_count() or 1, cpus)}
+    ray.init(include_dashboard=False, **local)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the program as Ctrl+C does, so that nothing is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Run:
+    """A run, seen from the program that began it."""
+
+    def __init__(
+        self,
+        ray: Any,
+        make: Any,
+        given: tuple[Job, dict[str, Any], float],
+        on_row: Callable[[Row], None] | None,
+        progress: bool,
+    ) -> None:
+        self._ray, self._make, self._given, self._on_row = ray, make, given, on_row
+        self._rows: list[Row] = []
+        self._summary, self._progress = Summary(given[0].workers), progress
+        self._printed = 0.0
+
+    def until_done(self, given: tuple[PyTree, Limits, str | None]) -> Trained:
+        """Runs owners, one after the other if they die."""
+        before = -1
+        while True:
+            owner = self._make.remote(*self._given)
+            try:
+                params, is_done = self._watch(owner, owner.run.remote(*given))
+                return Trained(params, self._rows, self._summary, is_done)
+            except self._ray.exceptions.RayActorError as error:
+                if given[2] is None:
+                    raise RuntimeError(
+                        "The process of the owner has died, and its parameters with it: pass "
+                        "`directory`, so that they are saved."
+                    ) from error
+                if len(self._rows) == before:
+                    raise RuntimeError("The process of the owner dies again and again.") from error
+                before = len(self._rows)
+            finally:
+                self._ray.kill(owner)
+
+    def _watch(self, owner: Any, run: Any) -> tuple[PyTree, bool]:
+        seen = 0
+        try:
+            while True:
+                done, _ = self._ray.wait([run], timeout=0.2)
+                new = self._ray.get(owner.rows.remote(seen))
+                seen += len(new)
+                self._add(new)
+                if done:
+                    return self._ray.get(run)
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                owner.stop.remote()
+                self._ray.wait([run], timeout=_SECONDS_TO_STOP)
+            raise
+
+    def _add(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.kind == "restored":
+                del self._rows[row.number :]
+            self._rows.append(row)
+            if self._on_row is not None:
+                self._on_row(row)
+        self._summary.add(rows)
+        is_terminal, now = sys.stderr.isatty(), time.monotonic()
+        if self._progress and now - self._printed > (0.2 if is_terminal else 10):
+            self._printed = now
+            begin, end = ("\r\033[K", "") if is_terminal else ("", "\n")
+            print(f"{begin}{self._summary}", end=end, file=sys.stderr, flush=True)
