@@ -22,6 +22,8 @@ class Job(NamedTuple):
     policy: Policy
     workers: int
     seed: int
+    batch_size: int  # of a gradient
+    devices: int | None  # of a worker; None for all that its process has
     has_key: bool
     clip: float | None
 
@@ -64,7 +66,7 @@ class Row(NamedTuple):
     kind: Literal["joined", "left", "arrived", "time", "restored"]
     seconds: float  # since the beginning
     worker: int = -1
-    number: int = 0  # of the first gradient of the work
+    number: int = 0  # of the first gradient of the work; if restored, of the rows before
     staleness: int = 0  # the messages of others since the work began
     outcome: Outcome | Literal["lost", ""] = ""
     loss: float = float("nan")

@@ -33,7 +33,6 @@ class Limits(NamedTuple):
     """The data, and when a run ends."""
 
     examples: int  # of the data set
-    batch_size: int  # of a gradient
     total: int  # the examples after which a run ends
     start: int  # the workers with which it begins
     checkpoint_seconds: float
@@ -92,6 +91,7 @@ class Owner:
     ) -> None:
         workers = job.workers
         self._clock, self._limits, self._on_row = clock, limits, on_row
+        self._batch_size = job.batch_size
         self._run = Programs(job.policy, workers, job.seed)
         self._examples = Examples(job.seed, limits.examples)
         self._state = self._run.init(jax.tree.map(jnp.asarray, params))
@@ -103,7 +103,7 @@ class Owner:
         self._numbers = np.zeros(workers, np.int64)
         self._position = self._trained = self._version = self._dropped = self._nonfinite = 0
         self._began = False
-        self._checkpoints, self._saved, self._rows = checkpoints, 0.0, 0
+        self._checkpoints, self._saved, self._saved_position, self._rows = checkpoints, 0.0, 0, 0
         if checkpoints is not None and checkpoints.steps:
             self._restore(checkpoints)
 
@@ -161,7 +161,7 @@ class Owner:
                 self._examples.give_back(work.order.examples)
             self._work[worker], self._replies[worker] = None, None
         self._present[:], self._sent[:], self._began = False, 0, False
-        self._record(happening)
+        self._record(happening, number=self._rows)
         nobody = self._present.copy()
         self._state = self._run.attend(self._state, nobody, happening.seconds)
 
@@ -259,7 +259,7 @@ class Owner:
             last = number
             while self._run.talks is not None and not self._run.talks(last):  # type: ignore[arg-type]
                 last += 1
-            batch, count = self._limits.batch_size, last - number + 1
+            batch, count = self._batch_size, last - number + 1
             joins = self._new[worker]
             order = Order(
                 number=number,
@@ -285,9 +285,9 @@ class Owner:
 
     def _save(self, seconds: float) -> None:
         is_due = seconds - self._saved >= self._limits.checkpoint_seconds
-        if self._checkpoints is None or not is_due or self._position == 0:
+        if self._checkpoints is None or not is_due or self._position == self._saved_position:
             return
-        self._saved = seconds
+        self._saved, self._saved_position = seconds, self._position
         outstanding = [work.order.examples for work in self._work if work is not None]
         position = {
             "examples": self._examples.position(outstanding),
@@ -295,10 +295,10 @@ class Owner:
             "trained": self._trained,
             "position": self._position,
             "rows": self._rows,
+            "version": self._version,
             "seconds": self._clock.seconds(),
         }
-        if self._position > max(self._checkpoints.steps, default=0):
-            self._checkpoints.save(self._position, self._state, position)
+        self._checkpoints.save(self._position, self._state, position)
 
     def _restore(self, checkpoints: Checkpoints) -> None:
         _, self._state, position = checkpoints.restore(self._state)
@@ -306,6 +306,7 @@ class Owner:
         self._numbers[:] = position["numbers"]
         self._trained, self._position = position["trained"], position["position"]
         self._rows, self._saved = position["rows"], position["seconds"]
+        self._saved_position, self._version = self._position, position["version"]
         self._dropped = int(getattr(self._state, "dropped", 0))
         self._clock.resume(self._saved)
         self._restored(Happening("restored", np.float32(self._saved)))

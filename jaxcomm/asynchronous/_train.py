@@ -47,6 +47,7 @@ def train(
     batch_size: Positive,
     total: Positive,
     seed: Natural = 0,
+    devices: Positive | None = None,
     has_key: bool = False,
     clip: AboveZero | None = None,
     start: Positive | None = None,
@@ -68,8 +69,8 @@ def train(
     start = workers if start is None else start
     if start > workers:
         raise ValueError(f"`start`={start} is more than `workers`={workers}.")
-    job = Job(loss_fn, batches, policy, workers, seed, has_key, clip)
-    limits = Limits(examples, batch_size, total, start, checkpoint_seconds)
+    job = Job(loss_fn, batches, policy, workers, seed, batch_size, devices, has_key, clip)
+    limits = Limits(examples, total, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     if replay is not None:
         rows: list[Row] = []

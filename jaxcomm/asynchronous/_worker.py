@@ -28,7 +28,13 @@ _keeping = optax.GradientTransformation(
 
 def _gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
     """`(params, batch, key) -> (loss, gradient)`, the mean over the devices of this process."""
-    mesh = jax.make_mesh((1, jax.local_device_count()), ("data", "island"))
+    devices = jax.local_devices()[: job.devices]
+    if job.batch_size % len(devices):
+        raise ValueError(
+            f"`batch_size`={job.batch_size} must be a multiple of the {len(devices)} devices of a "
+            "worker, of which `devices` uses fewer."
+        )
+    mesh = jax.make_mesh((1, len(devices)), ("data", "island"), devices=devices)
     tx = optax.chain(mean(), _keeping)
     step = make_step(job.loss_fn, tx, mesh, donate=False)
 

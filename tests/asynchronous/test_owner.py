@@ -1,0 +1,214 @@
+"""The owner: any order of arrivals, deaths and returns; every example and update accounted for."""
+
+import collections
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxcomm.asynchronous._examples import Examples
+from jaxcomm.asynchronous._messages import Row
+from jaxcomm.asynchronous._replay import Replay
+from jaxcomm.checkpoint import Checkpoints
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.asynchronous._owner import Owner
+from jaxcomm.synchronization import deterministic, events
+from tests.asynchronous.simulated import (
+    BATCH,
+    EXAMPLES,
+    INPUTS,
+    START,
+    TARGETS,
+    WORKERS,
+    Simulated,
+    batches,
+    job_of,
+    limits_of,
+    loss,
+    trained,
+)
+from tests.slow import slow
+
+OUTER = optax.sgd(0.7, momentum=0.5, nesterov=True)
+POLICIES = {
+    "server": lambda: events.parameter_server(optax.sgd(0.02)),
+    "server_aware": lambda: events.parameter_server(
+        optax.sgd(0.05), weight=events.inverse_staleness, codec=error_feedback(top_k(k=1))
+    ),
+    "stale_synchronous": lambda: events.stale_synchronous(optax.sgd(0.05), 2),
+    "backup_workers": lambda: events.backup_workers(optax.sgd(0.05), 1),
+    "decoupled": lambda: events.decoupled_diloco(
+        optax.sgd(0.02), OUTER, 5, quorum=2, grace=1.0
+    ),
+    "decoupled_8_bits": lambda: events.decoupled_diloco(
+        optax.sgd(0.02), OUTER, 5, quorum=2, grace=1.0, codec=dither(bits=8), most_stale=3
+    ),
+}  # fmt: skip
+
+
+def untimed(rows: list[Row]) -> list[str]:
+    """The rows without what a replay measures again; NaN is equal to NaN."""
+    return [repr(row._replace(work_seconds=0.0)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "name", [*list(POLICIES)[:1], *map(slow, list(POLICIES)[1:4]), *list(POLICIES)[4:]]
+)
+def test_a_run_with_deaths_is_replayed_bit_for_bit(name: str) -> None:
+    job, limits = job_of(POLICIES[name]()), limits_of(600)
+    owner, rows = trained(job, limits, Simulated, 1, deaths=0.05)
+    again, same = trained(job, limits, Replay, rows)
+    assert untimed(rows) == untimed(same)
+    np.testing.assert_array_equal(owner.model["w"], again.model["w"])
+    np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.05)
+    kinds = collections.Counter((row.kind, row.outcome) for row in rows)
+    assert kinds["left", "lost"] > 3 and kinds["joined", ""] >= kinds["left", "lost"]
+    finished = [row for row in rows if row.kind == "arrived"]
+    assert sum(row.examples for row in finished if row.outcome == "used") >= limits.total
+    assert owner.is_done and all(np.isfinite(row.loss) for row in finished)
+
+
+def test_an_event_loop_and_an_owner_make_the_same_parameters() -> None:
+    """In the order of the simulation, from which the workers' examples are taken."""
+    for name in ("server", "stale_synchronous", "backup_workers"):
+        policy, dealt = POLICIES[name](), Examples(0, EXAMPLES)
+        job, count = job_of(policy), 40
+        _, rows = trained(job, limits_of(count))
+        joined = [row for row in rows if row.kind == "joined"]
+
+        def work(params: Any, task: Any) -> Any:
+            # All batches are the same one, since an owner deals in the order of beginnings.
+            return jax.value_and_grad(loss)(params, (INPUTS, TARGETS))
+
+        loop = events.event_loop(policy, work, deterministic([1.0, 1.3, 1.7, 5.2]), workers=4)
+        progress, records = jax.jit(loop.run, static_argnums=1)(loop.start(START), count)
+        arrived = [
+            Row("arrived", float(seconds), int(worker), int(number))
+            for worker, number, seconds in zip(
+                records.worker, records.number, records.seconds, strict=True
+            )
+        ]
+        whole = job._replace(batches=lambda numbers, worker: (INPUTS, TARGETS))
+        owner, again = trained(whole, limits_of(10**6), Replay, [*joined, *arrived])
+        np.testing.assert_allclose(
+            owner.model["w"], loop.model(progress)["w"], rtol=1e-5, atol=1e-6
+        )
+        assert [row.staleness for row in again[WORKERS:]] == records.staleness.tolist()
+        assert dealt.take(BATCH).size == BATCH
+
+
+def test_every_example_is_dealt_once_an_epoch_whoever_dies() -> None:
+    seen: list[int] = []
+
+    def recorded(numbers: np.ndarray, worker: int) -> Any:
+        seen.extend(numbers.tolist())
+        return batches(numbers, worker)
+
+    job = job_of(POLICIES["server"](), batches=recorded)
+    _, rows = trained(job, limits_of(200), Simulated, 3, deaths=0.1)
+    # A simulated death comes before the worker computes.
+    assert sum(row.outcome == "lost" for row in rows) > 5
+    epochs = len(seen) // EXAMPLES
+    counts = np.bincount(seen, minlength=EXAMPLES)
+    # What runs at the end has not been seen.
+    assert epochs == 10 and counts.min() >= epochs - 1 and counts.max() <= epochs + 1
+
+
+def test_lost_examples_come_first_and_positions_are_kept() -> None:
+    dealt = Examples(0, 10)
+    first = [dealt.take(4) for _ in range(3)]
+    assert sorted([*first[0], *first[1], *first[2][:2]]) == [*range(10)]
+    dealt.give_back(first[1])
+    position = dealt.position([first[2]])
+    other = Examples(0, 10)
+    other.restore(position)
+    expected = [*first[1], *first[2], *dealt.take(12)[4:]]
+    assert other.take(16).tolist() == expected
+
+
+def test_messages_that_are_not_finite_are_dropped_and_counted() -> None:
+    calls = collections.Counter()
+
+    def broken(numbers: np.ndarray, worker: int) -> Any:
+        calls[worker] += 1
+        inputs, targets = batches(numbers, worker)
+        return inputs, targets * np.float32(np.nan if worker == 1 and calls[1] % 7 == 3 else 1)
+
+    for name in ("server_aware", "decoupled", "stale_synchronous"):
+        calls.clear()
+        owner, rows = trained(job_of(POLICIES[name](), batches=broken), limits_of(400))
+        outcomes = collections.Counter(row.outcome for row in rows if row.kind == "arrived")
+        assert outcomes["nonfinite"] > 2 and outcomes["used"] > 60, (name, outcomes)
+        assert {row.worker for row in rows if row.outcome == "nonfinite"} == {1}
+        np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.2)
+
+
+def test_a_run_without_a_finite_message_ends() -> None:
+    job = job_of(POLICIES["server"](), batches=lambda numbers, worker: (INPUTS, TARGETS * np.nan))
+    with pytest.raises(FloatingPointError, match="were not finite"):
+        trained(job, limits_of(400))
+
+
+@pytest.mark.parametrize("name", ["server", "decoupled"])
+def test_what_is_too_stale_is_dropped_and_counted(name: str) -> None:
+    policy = (
+        events.parameter_server(optax.sgd(0.02), most_stale=2)
+        if name == "server"
+        else events.decoupled_diloco(optax.sgd(0.02), OUTER, 5, quorum=1, most_stale=2)
+    )
+    owner, rows = trained(job_of(policy), limits_of(400))
+    stale = [row for row in rows if row.outcome == "stale"]
+    assert owner._state.dropped == len(stale) > 5 and 3 in {row.worker for row in stale}
+    late = [row.outcome == "stale" for row in rows if row.kind == "arrived" and row.staleness > 2]
+    assert name == "decoupled" or (all(late) and len(late) == len(stale))
+    np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.2)
+
+
+def test_a_gradient_is_clipped_if_asked() -> None:
+    policy = events.parameter_server(optax.sgd(1.0))
+    job = job_of(policy, clip=0.01)
+    owner, rows = trained(job, limits_of(30))
+    assert np.linalg.norm(owner.model["w"]) < 0.01 * 30 + 1e-6
+    assert all(row.outcome == "used" for row in rows if row.kind == "arrived")
+
+
+def test_a_run_begins_with_fewer_workers_and_others_join() -> None:
+    class Late(Simulated):
+        def start(self, worker: int) -> None:
+            if worker:
+                super().start(worker)
+
+        def next(self, due: float) -> Any:
+            if self.now > 20 and 0 not in self.workers and not self.starting:
+                self.starting.append(0)
+            return super().next(due)
+
+    job = job_of(POLICIES["backup_workers"]())
+    owner, rows = trained(job, limits_of(300, start=3), Late)
+    of_zero = [row.seconds for row in rows if row.worker == 0]
+    assert of_zero[0] > 20 and len(of_zero) > 20
+    np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["decoupled_8_bits", slow("server"), slow("stale_synchronous")])
+def test_an_owner_goes_on_at_a_checkpoint(name: str, tmp_path: Any) -> None:
+    job, limits = job_of(POLICIES[name]()), limits_of(200, checkpoint_seconds=30.0)
+    rows: list[Row] = []
+    with Checkpoints(tmp_path) as checkpoints:
+        first = Owner(
+            job, START, limits, Simulated(job, 5, deaths=0.02), checkpoints, rows.append
+        )  # fmt: skip
+        first.run()
+    more = limits._replace(total=2 * limits.total)
+    with Checkpoints(tmp_path) as checkpoints:
+        second = Owner(job, START, more, Simulated(job, 6), checkpoints, rows.append)
+        second.run()
+    (cut,) = (number for number, row in enumerate(rows) if row.kind == "restored")
+    kept = rows[: rows[cut].number] + rows[cut:]
+    again, same = trained(job, more, Replay, kept)
+    np.testing.assert_array_equal(second.model["w"], again.model["w"])
+    assert untimed(same) == untimed(kept)
