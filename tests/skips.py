@@ -17,6 +17,7 @@ REASONS = (
     "no root or no tc",
     "not Linux",
     "no checkout",
+    "no Ray",
     "this JAX",
 )
 

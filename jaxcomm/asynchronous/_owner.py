@@ -19,21 +19,21 @@ from jaxcomm.asynchronous._messages import (
     Report,
     Row,
     bytes_of,
-    hosted,
 )
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.synchronization.events import Event, Policy
 from jaxcomm.synchronization.events._engine import key_of
 
-
 _MOST_NONFINITE = 20  # messages in a row, times the workers
+_MOST_DEATHS = 5  # in a row, without a message, times the workers
 
 
 class Limits(NamedTuple):
     """The data, and when a run ends."""
 
     examples: int  # of the data set
-    total: int  # the examples after which a run ends
+    total: float  # the examples after which a run ends
+    seconds: float  # after which it ends
     start: int  # the workers with which it begins
     checkpoint_seconds: float
 
@@ -101,7 +101,8 @@ class Owner:
         self._replies: list[PyTree] = [None] * workers
         self._sent = np.zeros(workers, np.int64)  # bytes to each worker that no row has yet
         self._numbers = np.zeros(workers, np.int64)
-        self._position = self._trained = self._version = self._dropped = self._nonfinite = 0
+        self._position = self._trained = self._version = self._dropped = 0
+        self._nonfinite = self._deaths = 0  # in a row
         self._began = False
         self._checkpoints, self._saved, self._saved_position, self._rows = checkpoints, 0.0, 0, 0
         if checkpoints is not None and checkpoints.steps:
@@ -124,7 +125,7 @@ class Owner:
         while not self.is_done:
             due = float(self._run.due(self._state)) if self._run.pushes else math.inf
             happening = self._clock.next(due)
-            if happening.kind == "stopped":
+            if happening.kind == "stopped" or happening.seconds >= self._limits.seconds:
                 break
             getattr(self, f"_{happening.kind}")(happening)
             self._save(float(happening.seconds))
@@ -145,6 +146,12 @@ class Owner:
         worker, work = happening.worker, self._work[happening.worker]
         self._present[worker], self._work[worker], self._replies[worker] = False, None, None
         self._sent[worker] = 0
+        self._deaths += 1
+        if self._deaths > _MOST_DEATHS * len(self._work):
+            raise RuntimeError(
+                f"Workers have died {self._deaths} times in a row, the last time: "
+                f"{happening.reason}"
+            )
         lost = 0 if work is None else work.order.examples.size
         if work is not None:
             self._examples.give_back(work.order.examples)
@@ -175,7 +182,7 @@ class Owner:
             happening.worker, happening.report, self._work[happening.worker],
         )  # fmt: skip
         assert report is not None and work is not None
-        self._work[worker] = None
+        self._work[worker], self._deaths = None, 0
         staleness = self._position - work.position
         self._numbers[worker] += len(work.order.examples)
         outcome: Outcome = "nonfinite"
@@ -208,14 +215,9 @@ class Owner:
     def _finish(
         self, happening: Happening, report: Report, work: Work, staleness: int
     ) -> tuple[Outcome, Any]:
-        event = Event(
-            worker=np.int32(happening.worker),
-            number=np.int32(work.order.number + len(work.order.examples) - 1),
-            position=np.int32(self._position),
-            staleness=np.int32(staleness),
-            seconds=happening.seconds,
-            key=(),
-        )  # type: ignore[arg-type]
+        last = work.order.number + len(work.order.examples) - 1
+        counts = map(np.int32, (happening.worker, last, self._position, staleness))
+        event = Event(*counts, happening.seconds, ())  # type: ignore
         self._state, reply, begins = self._run.arrived(
             self._state, event, report.message, self._idle
         )

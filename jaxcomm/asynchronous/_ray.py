@@ -1,6 +1,7 @@
 """Ray: workers and the owner as actors, and the clock that waits for them."""
 
 import collections
+import contextlib
 import importlib
 import importlib.metadata
 import math
@@ -9,7 +10,6 @@ import threading
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxcomm._contract import PyTree
@@ -33,7 +33,9 @@ def require_ray() -> Any:
     version = importlib.metadata.version("ray")
     if tuple(map(int, version.split(".")[:2])) < LEAST:
         least = ".".join(map(str, LEAST))
-        raise ImportError(f"`jaxcomm.asynchronous.train` needs Ray {least} or newer, not {version}.")
+        raise ImportError(
+            f"`jaxcomm.asynchronous.train` needs Ray {least} or newer, not {version}."
+        )
     return ray
 
 
@@ -60,15 +62,17 @@ class WorkerProcess:
 class RayClock:
     """Real time, and real workers."""
 
-    def __init__(self, job: Job, options: dict[str, Any], patience: float) -> None:
+    def __init__(self, job: Any, options: dict[str, Any], patience: float) -> None:
         self._ray = require_ray()
-        self._job = self._ray.put(job)
+        self._job = job  # a reference
         self._process = self._ray.remote(max_concurrency=2, **options)(WorkerProcess)
         self._patience, self._origin = patience, time.monotonic()
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
         self._since: dict[int, float] = {}
         self._took: dict[int, collections.deque[float]] = {}
+        self._compiled: set[int] = set()  # those whose programs are, after their first work
+        self._firsts: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._starts: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._stored: collections.deque[tuple[PyTree, Any]] = collections.deque(maxlen=4)
         self.stopped = threading.Event()
@@ -85,6 +89,7 @@ class RayClock:
         """Starts the actor of a worker."""
         self._actors[worker] = actor = self._process.remote()
         self._took[worker] = collections.deque(maxlen=_RECENT)
+        self._compiled.discard(worker)
         self._wait(worker, actor.ready.remote(self._job, worker))
 
     def begin(self, worker: int, order: Order) -> None:
@@ -115,11 +120,10 @@ class RayClock:
 
     def _happened(self, reference: Any) -> Happening:
         worker = self._waiting[reference]
+        of_ray = self._ray.exceptions
         deaths = (
-            self._ray.exceptions.RayActorError,
-            self._ray.exceptions.WorkerCrashedError,
-            self._ray.exceptions.OutOfMemoryError,
-            self._ray.exceptions.ObjectLostError,
+            *(of_ray.RayActorError, of_ray.WorkerCrashedError),
+            *(of_ray.OutOfMemoryError, of_ray.ObjectLostError),
         )
         try:
             report = self._ray.get(reference)
@@ -130,7 +134,8 @@ class RayClock:
         if report is None:
             self._starts.append(took)
             return Happening("joined", np.float32(self.seconds()), worker)
-        self._took[worker].append(took)
+        (self._took[worker] if worker in self._compiled else self._firsts).append(took)
+        self._compiled.add(worker)
         return Happening("arrived", np.float32(self.seconds()), worker, report)
 
     def _left(self, worker: int, reason: str) -> Happening:
@@ -144,10 +149,7 @@ class RayClock:
 
     def _deadline(self, worker: int) -> float:
         """When a worker is taken for dead: it could have started again meanwhile, and more."""
-        took = self._took[worker]
-        others = [seconds for each in self._took.values() for seconds in list(each)[:1]]
-        # The first work of a worker is compiled.
-        longest = max(took) if took else max(others, default=math.inf)
+        longest = max(self._took[worker] or self._firsts, default=math.inf)
         start = statistics.median(self._starts) if self._starts else math.inf
         return self._since[worker] + self._patience * longest + start
 
@@ -166,22 +168,26 @@ class RayClock:
 class OwnerProcess:
     """The actor of the owner. Its other threads answer questions meanwhile."""
 
-    def __init__(self, job: Job, options: dict[str, Any], patience: float) -> None:
-        self._clock = RayClock(job, options, patience)
-        self._job, self._rows = job, []  # type: tuple[Job, list[Row]]
+    def __init__(self, job: list[Any], options: dict[str, Any], patience: float) -> None:
+        self._clock = RayClock(job[0], options, patience)
+        self._job: Job = require_ray().get(job[0])
+        self._rows: list[Row] = []
 
-    def run(self, params: PyTree, limits: Limits, directory: str | None) -> PyTree:
-        """Trains; returns the parameters."""
-        checkpoints = None
-        if directory is not None:
-            checkpoints = importlib.import_module("jaxcomm.checkpoint").Checkpoints(directory)
-        owner = Owner(self._job, params, limits, self._clock, checkpoints, self._rows.append)
-        try:
+    def run(self, params: PyTree, limits: Limits, directory: str | None) -> tuple[PyTree, bool]:
+        """Trains; returns the parameters, and whether it was not stopped."""
+        with contextlib.ExitStack() as stack:
+            checkpoints = None
+            if directory is not None:
+                module = importlib.import_module("jaxcomm.checkpoint")
+                checkpoints = stack.enter_context(module.Checkpoints(directory))
+            owner = Owner(self._job, params, limits, self._clock, checkpoints, self._rows.append)
             owner.run()
-        finally:
-            if checkpoints is not None:
-                checkpoints.close()
-        return owner.model, owner.is_done
+            return owner.model, not self._clock.stopped.is_set()
+
+    def is_authenticated(self) -> bool:
+        """Whether the cluster lets in only those with its token."""
+        name = "ray._private.authentication.authentication_utils"
+        return bool(importlib.import_module(name).is_token_auth_enabled())
 
     def rows(self, begin: int) -> list[Row]:
         """The rows from a number on."""

@@ -1,11 +1,13 @@
 """Asynchronous training on Ray."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +47,8 @@ def train(
     workers: Positive,
     examples: Positive,
     batch_size: Positive,
-    total: Positive,
+    total: Positive | None = None,
+    seconds: AboveZero | None = None,
     seed: Natural = 0,
     devices: Positive | None = None,
     has_key: bool = False,
@@ -70,7 +73,9 @@ def train(
     if start > workers:
         raise ValueError(f"`start`={start} is more than `workers`={workers}.")
     job = Job(loss_fn, batches, policy, workers, seed, batch_size, devices, has_key, clip)
-    limits = Limits(examples, total, start, checkpoint_seconds)
+    if total is None and seconds is None:
+        raise ValueError("Pass `total` or `seconds`: when does the run end?")
+    limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     if replay is not None:
         rows: list[Row] = []
@@ -90,7 +95,8 @@ def train(
         make = ray.remote(max_concurrency=4, num_cpus=0)(_ray.OwnerProcess).options(
             runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}}
         )
-        run = _Run(ray, make, (job, chosen, patience), on_row, progress)
+        of_owner = [ray.put(job)], chosen, patience
+        run = _Run(ray, make, of_owner, Summary(workers), on_row, progress)
         return run.until_done((params, limits, None if directory is None else str(directory)))
 
 
@@ -100,8 +106,17 @@ def _cluster(ray: Any, cpus: float) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(os.cpu_count() or 1, cpus)}
-    ray.init(include_dashboard=False, **local)
+    # Without an address, Ray would connect to any cluster on this machine, whoever began it.
+    local = {"address": "local", "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus))}
+    with warnings.catch_warnings():
+        # JAX has threads, and Ray forks to start its processes, which do not use them.
+        warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        ray.init(
+            include_dashboard=False,
+            logging_level="ERROR",
+            **({} if "RAY_ADDRESS" in os.environ else local),
+        )
     try:
         yield
     finally:
@@ -115,12 +130,19 @@ def _terminated() -> Iterator[None]:
         yield
         return
 
+    got: list[int] = []
+
     def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
+        got.append(number)
+        raise KeyboardInterrupt  # Ray's calls pass on no other exception.
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except KeyboardInterrupt:
+        if got:
+            raise SystemExit(128 + got[0]) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -132,24 +154,31 @@ class _Run:
         self,
         ray: Any,
         make: Any,
-        given: tuple[Job, dict[str, Any], float],
+        given: tuple[list[Any], dict[str, Any], float],
+        summary: Summary,
         on_row: Callable[[Row], None] | None,
         progress: bool,
     ) -> None:
         self._ray, self._make, self._given, self._on_row = ray, make, given, on_row
         self._rows: list[Row] = []
-        self._summary, self._progress = Summary(given[0].workers), progress
+        self._summary, self._progress = summary, progress
         self._printed = 0.0
 
     def until_done(self, given: tuple[PyTree, Limits, str | None]) -> Trained:
         """Runs owners, one after the other if they die."""
-        before = -1
+        before, errors = -1, self._ray.exceptions
         while True:
             owner = self._make.remote(*self._given)
             try:
+                self._warn(owner)
                 params, is_done = self._watch(owner, owner.run.remote(*given))
                 return Trained(params, self._rows, self._summary, is_done)
-            except self._ray.exceptions.RayActorError as error:
+            except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
+                raise RuntimeError(
+                    "Ray's object store and the disk that it spills to are full: begin Ray with "
+                    "more `object_store_memory`, or use a codec."
+                ) from error
+            except errors.RayActorError as error:
                 if given[2] is None:
                     raise RuntimeError(
                         "The process of the owner has died, and its parameters with it: pass "
@@ -161,6 +190,14 @@ class _Run:
             finally:
                 self._ray.kill(owner)
 
+    def _warn(self, owner: Any) -> None:
+        if not self._ray.get(owner.is_authenticated.remote()):
+            warnings.warn(
+                "This Ray cluster has no token: whoever reaches its ports can run programs on it. "
+                "See docs/clusters.md.",
+                stacklevel=2,
+            )
+
     def _watch(self, owner: Any, run: Any) -> tuple[PyTree, bool]:
         seen = 0
         try:
@@ -171,7 +208,7 @@ class _Run:
                 self._add(new)
                 if done:
                     return self._ray.get(run)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 owner.stop.remote()
                 self._ray.wait([run], timeout=_SECONDS_TO_STOP)

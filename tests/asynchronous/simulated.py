@@ -79,7 +79,7 @@ def job_of(policy: Policy, **changes: Any) -> Job:
 
 
 def limits_of(updates: int, **changes: Any) -> Limits:
-    return Limits(EXAMPLES, updates * BATCH, WORKERS, np.inf)._replace(**changes)
+    return Limits(EXAMPLES, updates * BATCH, np.inf, WORKERS, np.inf)._replace(**changes)
 
 
 def trained(

@@ -10,12 +10,12 @@ import pytest
 
 from jaxcomm.asynchronous._examples import Examples
 from jaxcomm.asynchronous._messages import Row
+from jaxcomm.asynchronous._owner import Owner
 from jaxcomm.asynchronous._replay import Replay
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
-from jaxcomm.asynchronous._owner import Owner
 from jaxcomm.synchronization import deterministic, events
 from tests.asynchronous.simulated import (
     BATCH,

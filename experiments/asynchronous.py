@@ -1,0 +1,265 @@
+"""Asynchronous training on Ray, measured: `python -m experiments.asynchronous COMMAND`.
+
+Gradients are paced by sleeping, so that the workers of one machine do not compete for its cores.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+import tyro
+
+from experiments.tasks.task import Task
+from jaxcomm import asynchronous, compression
+from jaxcomm.asynchronous._messages import Row
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.synchronization import events
+
+WORKERS, BATCH, PERIOD = 4, 32, 10
+RATE, MOMENTUM = 0.02, 0.9
+OUTER = optax.sgd(0.7, momentum=MOMENTUM, nesterov=True)
+
+Method = Literal[
+    "server", "server_aware", "stale_synchronous", "backup_workers", "decoupled",
+    "decoupled_8_bits", "decoupled_4_bits", "decoupled_top_k", "synchronous",
+]  # fmt: skip
+
+
+def decoupled(codec: Any = None) -> events.Policy:
+    return events.decoupled_diloco(optax.sgd(RATE), OUTER, PERIOD, quorum=2, grace=0.5, codec=codec)
+
+
+POLICIES: dict[str, Callable[[], events.Policy]] = {
+    "server": lambda: events.parameter_server(optax.sgd(RATE)),
+    "server_aware": lambda: events.parameter_server(
+        optax.sgd(WORKERS * RATE), weight=events.inverse_staleness
+    ),
+    "stale_synchronous": lambda: events.stale_synchronous(optax.sgd(WORKERS * RATE), 3),
+    "backup_workers": lambda: events.backup_workers(optax.sgd(WORKERS * RATE), 1),
+    "decoupled": decoupled,
+    "decoupled_8_bits": lambda: decoupled(compression.quantizers.dither(bits=8)),
+    "decoupled_4_bits": lambda: decoupled(
+        error_feedback(compression.quantizers.dither(bits=4, block_size=64))
+    ),
+    "decoupled_top_k": lambda: decoupled(error_feedback(compression.sparsifiers.top_k(ratio=0.1))),
+}
+
+
+class Batches:
+    """Batches of digits, each at least so many seconds after the one before in its process."""
+
+    def __init__(self, task: Task, seconds: float, slow: Sequence[float] = ()) -> None:
+        self.inputs, self.labels = task.dataset.train_inputs, task.dataset.train_labels
+        self.seconds, self.slow, self.last = seconds, tuple(slow), 0.0
+
+    def __call__(self, numbers: np.ndarray, worker: int) -> Any:
+        each = self.seconds * (self.slow[worker] if self.slow else 1)
+        if each:
+            time.sleep(max(self.last + each - time.monotonic(), 0))
+            self.last = max(self.last + each, time.monotonic() - each / 2)
+        return self.inputs[numbers], self.labels[numbers]
+
+
+def given(method: str, seed: int, task: Task, pace: float, slow: Sequence[float] = ()) -> Any:
+    """The arguments of a run of all methods but the synchronous one."""
+    return (task.loss, task.first_weights(seed), Batches(task, pace, slow)), {
+        "policy": POLICIES[method](),
+        "workers": WORKERS,
+        "examples": len(task.dataset.train_labels),
+        "batch_size": BATCH,
+        "seed": seed,
+        "devices": 1,
+    }
+
+
+def test_loss(task: Task, params: Any) -> float:
+    return task.test_score(params)[0]
+
+
+# A run, whose workers are killed.
+
+
+def descendants() -> dict[int, str]:
+    """The command lines of the processes below this one."""
+    parents, names = {}, {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            names[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    found, new = set(), {os.getpid()}
+    while new := {pid for pid, parent in parents.items() if parent in new} - found:
+        found |= new
+    return {pid: names[pid] for pid in found}
+
+
+def busy() -> tuple[float, float]:
+    """`(busy, all)` core seconds of this machine so far."""
+    ticks = [*map(int, pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9])]
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def killing(name: str, seconds: float, seed: int) -> Iterator[list[float]]:
+    """Kills a random process with this in its command line, on average every so many seconds."""
+    draw, done, times = random.Random(seed), threading.Event(), []
+    started = time.monotonic()
+
+    def run() -> None:
+        while not done.wait(draw.expovariate(1 / seconds)):
+            victims = sorted(pid for pid, line in descendants().items() if name in line)
+            if victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(draw.choice(victims), signal.SIGKILL)
+                    times.append(time.monotonic() - started)
+
+    thread = threading.Thread(target=run, daemon=True)
+    if seconds:
+        thread.start()
+    try:
+        yield times
+    finally:
+        done.set()
+
+
+def one(
+    method: Method, output: pathlib.Path, /, deaths: float = 0.0, seconds: float = 300.0,
+    seed: int = 0, pace: float = 0.25,
+) -> None:  # fmt: skip
+    """One run for so many seconds; `deaths` is the mean time between two of them."""
+    task = Task("digits")
+    before = busy()
+    if method == "synchronous":
+        rows, times = _synchronous(output, deaths, seconds, seed, pace)
+    else:
+        args, options = given(method, seed, task, pace)
+        with killing("ray::WorkerProcess", deaths, seed + 100) as times:
+            result = asynchronous.train(*args, **options, seconds=seconds, progress=False)
+        rows = [row._asdict() for row in result.rows]
+    now = busy()
+    use = (now[0] - before[0]) / (now[1] - before[1])
+    output.write_text(json.dumps({
+        "method": method, "deaths": deaths, "seconds": seconds, "seed": seed, "pace": pace,
+        "killed": times, "cpu": use, "rows": rows,
+    }))  # fmt: skip
+
+
+def _synchronous(
+    output: pathlib.Path, deaths: float, seconds: float, seed: int, pace: float
+) -> tuple[list[Any], list[float]]:
+    folder, log = output.with_suffix(".checkpoints"), output.with_suffix(".log")
+    command = [
+        *(sys.executable, "-m", "jaxcomm.launch", "--processes", str(WORKERS)),
+        *("--restarts", "1000", "--grace", "0.1", "--", "-m", "experiments.asynchronous"),
+        *("worker", str(folder), str(log), "--seconds", str(seconds)),
+        *("--seed", str(seed), "--pace", str(pace)),
+    ]
+    with killing("experiments.asynchronous worker", deaths, seed + 100) as times:
+        process = subprocess.Popen(command)
+        time.sleep(1)
+        while not log.exists():
+            time.sleep(0.05)
+        # As of the others, the time begins with the first step.
+        time.sleep(seconds)
+        process.terminate()
+        process.wait()
+    return [json.loads(line) for line in log.read_text().splitlines()], times
+
+
+def worker(
+    folder: pathlib.Path, log: pathlib.Path, /, seconds: float, seed: int, pace: float
+) -> None:
+    """A process of the synchronous program, which goes on at its last checkpoint."""
+    import jaxcomm
+    from jaxcomm import launch
+    from jaxcomm.checkpoint import Checkpoints
+
+    launch.initialize()
+    task = Task("digits")
+    mesh = jax.make_mesh((WORKERS,), ("data",))
+    rows = jax.NamedSharding(mesh, jax.P("data"))
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(WORKERS * RATE))
+    params = task.first_weights(seed)
+    step = jaxcomm.make_step(task.loss, tx, mesh)
+    state = {"params": params, "opt_state": jaxcomm.init(tx, params, mesh)}
+    batches, first = Batches(task, pace), 0
+    examples = len(task.dataset.train_labels)
+    with Checkpoints(folder) as checkpoints:
+        with contextlib.suppress(FileNotFoundError):
+            first, state, _ = checkpoints.restore(state)
+        for number in range(first, 10**9):
+            order = np.random.default_rng((seed, number * WORKERS * BATCH // examples))
+            start = number * WORKERS * BATCH % examples
+            shuffled = np.resize(order.permutation(examples), 2 * examples)
+            mine = shuffled[start + jax.process_index() * BATCH :][:BATCH]
+            batch = jax.make_array_from_process_local_data(rows, batches(mine, 0))
+            params, opt_state, metrics = step(state["params"], state["opt_state"], batch)
+            state = {"params": params, "opt_state": opt_state}
+            loss = float(metrics["loss"])
+            if jax.process_index() == 0:
+                with log.open("a") as file:
+                    print(json.dumps({"step": number + 1, "time": time.time(), "loss": loss}),
+                          file=file)  # fmt: skip
+            if number % 8 == 7:
+                checkpoints.save(number + 1, state)
+
+
+def examples_of(run: dict[str, Any]) -> int:
+    """The examples that a run has trained on and kept."""
+    if run["method"] == "synchronous":
+        return max(row["step"] for row in run["rows"]) * WORKERS * BATCH
+    return sum(row["examples"] for row in run["rows"] if row["outcome"] == "used")
+
+
+def replayed(run: dict[str, Any], task: Task, total: float) -> Any:
+    """The parameters of a run after so many examples."""
+    rows = [Row(**{**row, "heard": tuple(map(tuple, row["heard"]))}) for row in run["rows"]]
+    args, options = given(run["method"], run["seed"], task, 0.0)
+    return asynchronous.train(*args, **options, total=total, replay=rows).params
+
+
+def goodput(
+    folder: pathlib.Path, /, methods: tuple[Method, ...] = ("server", "decoupled", "synchronous"),
+    deaths: float = 20.0, seconds: float = 300.0, seeds: int = 5,
+) -> None:  # fmt: skip
+    """The work done with deaths and without, and the test loss after equally many examples."""
+    task = Task("digits")
+    folder.mkdir(parents=True, exist_ok=True)
+    table = []
+    for seed in range(seeds):
+        for method in methods:
+            runs = {}
+            for each in (0.0, deaths):
+                path = folder / f"{method}_{seed}_{each:g}.json"
+                if not path.exists():
+                    one(method, path, deaths=each, seconds=seconds, seed=seed)
+                runs[each] = json.loads(path.read_text())
+            counts = [examples_of(run) for run in runs.values()]
+            row = {
+                "method": method, "seed": seed, "share": counts[1] / counts[0],
+                "killed": len(runs[deaths]["killed"]), "cpu": [run["cpu"] for run in runs.values()],
+            }  # fmt: skip
+            if method != "synchronous":
+                losses = [
+                    test_loss(task, replayed(run, task, min(counts))) for run in runs.values()
+                ]
+                row |= {"losses": losses, "ratio": losses[1] / losses[0]}
+            table.append(row)
+            print(json.dumps(row), flush=True)
+    (folder / "goodput.json").write_text(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"one": one, "worker": worker, "goodput": goodput})

@@ -1,0 +1,187 @@
+"""Runs on processes of Ray: the same bits as a replay, whoever dies, and nothing left behind."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+from jaxcomm import asynchronous
+from jaxcomm.asynchronous import Row
+from jaxcomm.checkpoint import Checkpoints
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.compression.quantizers import dither
+from jaxcomm.compression.sparsifiers import top_k
+from jaxcomm.synchronization import events
+from tests.asynchronous.program import options_of, paced, processes
+from tests.asynchronous.simulated import START, batches, loss
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray")
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+def trained(
+    policy: events.Policy, act: Callable[[Row], None] = lambda row: None, **changes: Any
+) -> Any:
+    """A run whose rows are passed to `act` as they come, and which equals its replay."""
+    options = options_of(policy, **changes)
+    result = asynchronous.train(loss, START, paced, **options, on_row=act)
+    again = asynchronous.train(loss, START, batches, **options, replay=result.rows)
+    np.testing.assert_array_equal(result.params["w"], again.params["w"])
+    assert not processes("")
+    return result
+
+
+def once(condition: Callable[[Row], bool], action: Callable[[], None]) -> Callable[[Row], None]:
+    """Acts on the first row of a kind."""
+    done = threading.Event()
+
+    def act(row: Row) -> None:
+        if condition(row) and not done.is_set():
+            done.set()
+            action()
+
+    return act
+
+
+@needs_ray
+def test_processes_make_the_same_bits_as_a_replay() -> None:
+    policy = events.parameter_server(optax.sgd(0.02), codec=dither(bits=8))
+    result = trained(policy)
+    summary = result.summary
+    assert result.is_done and summary.used == 60 and summary.deaths == 0
+    # 8 bits per number and a float32; the parameters come back.
+    assert summary.upload_bytes == 60 * 7 and summary.download_bytes == 60 * 12
+    np.testing.assert_allclose(result.params["w"], [1, 2, 3], atol=0.5)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy",
+    [
+        events.stale_synchronous(optax.sgd(0.05), 2),
+        events.backup_workers(optax.sgd(0.05), 1),
+        events.decoupled_diloco(
+            optax.sgd(0.02), optax.sgd(0.7, momentum=0.5, nesterov=True), 4, quorum=2, grace=0.1,
+            codec=error_feedback(top_k(k=1)),
+        ),
+    ],
+    ids=["stale_synchronous", "backup_workers", "decoupled_diloco"],
+)  # fmt: skip
+def test_a_killed_worker_returns(policy: events.Policy) -> None:
+    def kill() -> None:
+        os.kill(processes("WorkerProcess")[0], signal.SIGKILL)
+
+    result = trained(
+        policy, once(lambda row: row.kind == "arrived" and row.number > 3, kill), total=300
+    )
+    assert result.is_done and result.summary.deaths == 1
+    (left,) = (row for row in result.rows if row.kind == "left")
+    after = [row for row in result.rows if row.seconds > left.seconds and row.worker == left.worker]
+    assert after[0].kind == "joined" and after[1].kind == "arrived"
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced() -> None:
+    def stop() -> None:
+        os.kill(processes("WorkerProcess")[0], signal.SIGSTOP)
+
+    policy = events.bulk_synchronous(optax.sgd(0.05))
+    act = once(lambda row: row.kind == "arrived" and row.number > 3, stop)
+    result = trained(policy, act, total=300, patience=4.0)
+    (left,) = (row for row in result.rows if row.kind == "left")
+    assert left.reason.startswith("silent for") and left.outcome == "lost"
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_owner_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+    def kill() -> None:
+        os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
+
+    policy = events.parameter_server(optax.sgd(0.02))
+    result = trained(
+        policy, once(lambda row: row.seconds > 5 and row.kind == "arrived", kill),
+        total=500, directory=tmp_path, checkpoint_seconds=1.0,
+    )  # fmt: skip
+    assert result.is_done and result.summary.restarts == 1
+    assert sum(row.examples for row in result.rows if row.outcome == "used") == 500
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_owner_without_a_directory_cannot_go_on() -> None:
+    def kill() -> None:
+        os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
+
+    policy = events.parameter_server(optax.sgd(0.02))
+    with pytest.raises(RuntimeError, match="pass `directory`"):
+        trained(policy, once(lambda row: row.kind == "arrived", kill))
+    assert not processes("")
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves_no_process(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.asynchronous.program", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not processes("WorkerProcess", process.pid):
+        time.sleep(0.1)
+    time.sleep(6)
+    pids = processes("", process.pid)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
+    assert "workers alive" in errors
+    time.sleep(1)
+    assert len(pids) >= 4 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps[-1] > 10
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_error_of_the_loss_is_raised() -> None:
+    def broken(params: Any, batch: Any) -> Any:
+        raise KeyError("no such leaf")
+
+    options = options_of(events.parameter_server(optax.sgd(0.02)))
+    with pytest.raises(Exception, match="no such leaf"):
+        asynchronous.train(broken, START, batches, **options)
+    assert not processes("")
+
+
+def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = events.parameter_server(optax.sgd(0.02))
+    aborts = events.backup_workers(optax.sgd(0.1), 1, in_flight="abort")
+    for changes, message in [
+        ({"policy": aborts}, "in_flight='finish_late'"),
+        ({"start": 4}, "`start`=4 is more than"),
+        ({"total": None}, "Pass `total` or `seconds`"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            asynchronous.train(loss, START, batches, **{**options_of(server), **changes})
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install \"jaxcomm\[ray\]\""):
+        asynchronous.train(loss, START, batches, **options_of(server))
+
+
+@needs_ray
+def test_another_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.40.1")
+    with pytest.raises(ImportError, match=r"needs Ray 2\.59 or newer, not 2\.40\.1"):
+        asynchronous.train(
+            loss, START, batches, **options_of(events.parameter_server(optax.sgd(0.02)))
+        )
