@@ -31,6 +31,9 @@ WORKERS, BATCH, PERIOD = 4, 32, 10
 RATE, MOMENTUM = 0.02, 0.9
 OUTER = optax.sgd(0.7, momentum=MOMENTUM, nesterov=True)
 
+# Seconds of a gradient, so that two runs use at most 60 % of two cores.
+PACES = {"server": 0.1, "decoupled": 0.05, "synchronous": 0.1}
+
 Method = Literal[
     "server", "server_aware", "stale_synchronous", "backup_workers", "decoupled",
     "decoupled_8_bits", "decoupled_4_bits", "decoupled_top_k", "synchronous",
@@ -136,7 +139,7 @@ def killing(name: str, seconds: float, seed: int) -> Iterator[list[float]]:
 
 def one(
     method: Method, output: pathlib.Path, /, deaths: float = 0.0, seconds: float = 300.0,
-    seed: int = 0, pace: float = 0.25,
+    seed: int = 0, pace: float = 0.05,
 ) -> None:  # fmt: skip
     """One run for so many seconds; `deaths` is the mean time between two of them."""
     task = Task("digits")
@@ -234,27 +237,39 @@ def goodput(
     folder: pathlib.Path, /, methods: tuple[Method, ...] = ("server", "decoupled", "synchronous"),
     deaths: float = 20.0, seconds: float = 300.0, seeds: int = 5,
 ) -> None:  # fmt: skip
-    """The work done with deaths and without, and the test loss after equally many examples."""
+    """The work done with deaths and without, and the test loss after equally many examples.
+
+    Both runs of a pair are at the same time, but not those of the synchronous program, whose
+    restarts use more than half of two cores.
+    """
     task = Task("digits")
     folder.mkdir(parents=True, exist_ok=True)
     table = []
     for seed in range(seeds):
         for method in methods:
-            runs = {}
-            for each in (0.0, deaths):
-                path = folder / f"{method}_{seed}_{each:g}.json"
+            paths = {each: folder / f"{method}_{seed}_{each:g}.json" for each in (0.0, deaths)}
+            started = []
+            for each, path in paths.items():
                 if not path.exists():
-                    one(method, path, deaths=each, seconds=seconds, seed=seed)
-                runs[each] = json.loads(path.read_text())
+                    command = [
+                        *(sys.executable, "-m", "experiments.asynchronous", "one", method),
+                        *(str(path), "--deaths", str(each), "--seconds", str(seconds)),
+                        *("--seed", str(seed), "--pace", str(PACES[method])),
+                    ]
+                    quiet = subprocess.DEVNULL
+                    started.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
+                    if method == "synchronous":
+                        started[-1].wait()
+            for process in started:
+                process.wait()
+            runs = {each: json.loads(path.read_text()) for each, path in paths.items()}
             counts = [examples_of(run) for run in runs.values()]
             row = {
-                "method": method, "seed": seed, "share": counts[1] / counts[0],
+                "method": method, "seed": seed, "examples": counts, "share": counts[1] / counts[0],
                 "killed": len(runs[deaths]["killed"]), "cpu": [run["cpu"] for run in runs.values()],
             }  # fmt: skip
             if method != "synchronous":
-                losses = [
-                    test_loss(task, replayed(run, task, min(counts))) for run in runs.values()
-                ]
+                losses = [test_loss(task, replayed(run, task, min(counts))) for run in runs.values()]
                 row |= {"losses": losses, "ratio": losses[1] / losses[0]}
             table.append(row)
             print(json.dumps(row), flush=True)
