@@ -10,7 +10,16 @@ from typing import get_origin
 import pytest
 
 import jaxcomm
-from jaxcomm import catalogue, checkpoint, gossip, launch, methods, scheduling, testing
+from jaxcomm import (
+    asynchronous,
+    catalogue,
+    checkpoint,
+    gossip,
+    launch,
+    methods,
+    scheduling,
+    testing,
+)
 from tests.cases import CASES
 from tests.imports import imported
 
@@ -48,7 +57,8 @@ ROWS = [
     {"__init__"},
     {"catalogue", "testing"},  # Which nothing of the package imports.
     {"launch"},  # Which imports nothing of ours.
-    {"checkpoint"},  # Which nothing of the package imports.
+    {"checkpoint"},
+    {"asynchronous"},  # Which nothing of the package imports.
     {"experiments"},
 ]
 
@@ -168,6 +178,7 @@ def test_files_are_short() -> None:
 
 PUBLIC = (
     jaxcomm,
+    asynchronous,
     jaxcomm.aggregation,
     jaxcomm.compression,
     jaxcomm.compression.feedback,

@@ -1,4 +1,4 @@
-"""What the owner and its workers tell each other, and what a run records."""
+"""What the owner and its workers send each other, and what a run records."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 class Happening(NamedTuple):
-    """What a clock tells the owner."""
+    """What a clock returns to the owner."""
 
     kind: Literal["joined", "left", "arrived", "time", "restored", "stopped"]
     seconds: np.float32
@@ -79,7 +79,7 @@ class Row(NamedTuple):
 
 
 class Clock(Protocol):
-    """Tells the owner what happens next; the workers are on its other side."""
+    """Returns to the owner what happens next; the workers are on its other side."""
 
     def seconds(self) -> float:
         """The time since the beginning."""

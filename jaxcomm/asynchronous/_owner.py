@@ -58,12 +58,12 @@ class Programs:
             return state, reply, policy.begins(state, idle)
 
         def news(state: Any) -> tuple[Any, jax.Array]:
-            """The state after all workers have been told, and those for whom it was new."""
-            told = []
+            """The state after all workers have heard it, and those for whom it was new."""
+            heard = []
             for worker in range(workers):
                 state, sent = policy.hears(state, jnp.int32(worker))
-                told.append(sent.downloads > 0)
-            return state, jnp.stack(told)
+                heard.append(sent.downloads > 0)
+            return state, jnp.stack(heard)
 
         self.arrived, self.news = jax.jit(arrived), jax.jit(news)
         self.init = jax.jit(lambda params: policy.init(params, workers))

@@ -1,6 +1,7 @@
 """Asynchronous training on Ray."""
 
 import contextlib
+import importlib
 import math
 import os
 import signal
@@ -29,12 +30,19 @@ _SECONDS_TO_STOP = 60
 
 
 class Trained(NamedTuple):
-    """The result of a run."""
+    """The result of a run.
+
+    Attributes:
+      params: The parameters, as NumPy arrays.
+      rows: What happened, in order: enough to replay the run.
+      summary: What the rows add up to.
+      is_done: False if the rows of a replay ended before the run.
+    """
 
     params: PyTree
     rows: list[Row]
     summary: Summary
-    is_done: bool  # false if it was stopped before its end
+    is_done: bool
 
 
 @checked
@@ -63,7 +71,94 @@ def train(
     progress: bool = True,
     replay: Sequence[Row] | None = None,
 ) -> Trained:
-    """Trains."""
+    r"""Trains on processes that do not wait for each other, by a policy of events.
+
+    .. math:: \text{worker } i: \; m_i, s_i = \mathrm{steps}(s_i, v_i), \qquad
+              \text{owner}: \; S = \mathrm{finish}(S, m_i) \;\text{ in the order of arrivals}
+
+    Each worker is an actor of Ray with its own JAX and its own devices; the owner of the parameters
+    is another, beside this program. What travels are the policy's messages, such as payloads of its
+    codec. Workers may be slow, die, hang, return, or join late. What a dead worker had not sent is
+    lost, one gradient or one window of local steps: its memory is dropped, its examples are dealt
+    again, and a new process takes its place. A message with something not finite is dropped, and so
+    is one that is staler than the policy allows. Everything that is lost or dropped is in the rows.
+
+    Ray is used where the program is connected to it, or at the address in `RAY_ADDRESS`; otherwise
+    a cluster on this machine is begun and ended. Ctrl+C and SIGTERM end a run, after a checkpoint.
+
+    Args:
+      loss_fn: `(params, batch) -> loss`, as for :func:`jaxcomm.make_step`.
+      params: The first parameters.
+      batches: `(numbers, worker) -> batch`, called by the workers with int32[batch_size], numbers
+        of examples. It is sent to each worker, with what it refers to.
+      policy: Such as :func:`jaxcomm.synchronization.events.parameter_server`,
+        `stale_synchronous`, `backup_workers` or `decoupled_diloco`. It has the optimizer and the
+        codec. What is computed is what :func:`jaxcomm.synchronization.events.event_loop` simulates.
+      workers: The number of workers.
+      examples: How many examples there are. Each is dealt once in an epoch, in random order, to
+        whoever is free.
+      batch_size: The examples of a gradient.
+      total: The run ends when so many examples have been used.
+      seconds: The run ends after this time. One of both must be given.
+      seed: Of the order of examples, and of the keys of gradients.
+      devices: The devices of a worker, over which its batch is split. By default, all that its
+        process has. The gradient is the mean over them, by :func:`jaxcomm.make_step`.
+      has_key: Whether the loss is `(params, batch, key) -> loss`.
+      clip: If given, each gradient with a larger norm is scaled to this norm.
+      start: The number of workers with which the run begins; by default, all.
+      patience: A worker is taken for dead when it is silent for longer than `patience` times its
+        slowest recent work, and the time that a new process takes to start.
+      directory: Where the owner saves its state; a run goes on from the newest one. If the process
+        of the owner dies, another begins there.
+      checkpoint_seconds: The time between two checkpoints.
+      worker_options: Of the actors, such as `{"num_cpus": 4, "num_gpus": 1}`; by default one CPU.
+      environment: Variables of the workers' processes.
+      on_row: Called with each row, soon after it has happened.
+      progress: Whether to print the summary on stderr, as one changing line on a terminal.
+      replay: Rows of a run. They then happen again in this process, without Ray. With the same
+        arguments and as many devices, the parameters are the same, bit for bit on CPUs.
+
+    Returns:
+      A named tuple: the `params`, the `rows`, the `summary`, and `is_done`, which is false if rows
+      of a replay ended early.
+
+    Raises:
+      ImportError: If Ray is missing or too old.
+      ValueError: If a number is out of range, neither `total` nor `seconds` is given, or the policy
+        abandons gradients.
+      FloatingPointError: If many messages in a row are not finite.
+      RuntimeError: If all workers die again and again; if the owner dies and there is no
+        `directory`; or if the object store is full.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, optax
+      >>> from jaxcomm import asynchronous
+      >>> from jaxcomm.synchronization import events
+      >>> targets = np.float32([1.0, 2.0, 3.0, 6.0])
+      >>> def loss(w, targets):
+      ...     return jnp.mean((w - targets) ** 2)
+      >>> rows = [asynchronous.Row("joined", 0.0, 0)]
+      >>> rows += [asynchronous.Row("arrived", float(i), 0) for i in range(40)]
+      >>> trained = asynchronous.train(
+      ...     loss,
+      ...     np.float32(0),
+      ...     lambda numbers, worker: targets[numbers],
+      ...     policy=events.parameter_server(optax.sgd(0.2)),
+      ...     workers=1,
+      ...     examples=4,
+      ...     batch_size=4,
+      ...     total=160,
+      ...     devices=1,
+      ...     replay=rows,  # without it, on processes of Ray
+      ... )
+      >>> print(trained.params.round(4), trained.summary.used)
+      3.0 40
+
+    References:
+      Douillard et al., `Decoupled DiLoCo for Resilient Distributed Pre-training
+      <https://arxiv.org/abs/2604.21428>`_, 2026, for what such runs are worth; each policy names
+      its own paper.
+    """
     if policy.restarts:
         raise ValueError(
             "`policy` abandons gradients that are half finished, which a process cannot: use "
@@ -92,8 +187,12 @@ def train(
     if variables:
         chosen["runtime_env"] = {"env_vars": variables}
     with _cluster(ray, workers * chosen["num_cpus"]), _terminated():
+        here = ray.get_runtime_context().get_node_id()
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
         make = ray.remote(max_concurrency=4, num_cpus=0)(_ray.OwnerProcess).options(
-            runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}}
+            # Where `directory` is.
+            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(here, soft=False),
+            runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}},
         )
         of_owner = [ray.put(job)], chosen, patience
         run = _Run(ray, make, of_owner, Summary(workers), on_row, progress)

@@ -20,8 +20,8 @@ from jaxcomm.synchronization.events._parameter_server import (
     bulk_synchronous,
     inverse_staleness,
     parameter_server,
-    stale_synchronous,
 )
+from jaxcomm.synchronization.events._stale_synchronous import stale_synchronous
 from jaxcomm.synchronization.events._without_server import (
     Subproblem,
     asynchronous_pairs,

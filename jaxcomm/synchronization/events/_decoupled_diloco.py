@@ -38,7 +38,7 @@ class DecoupledState(NamedTuple):
     weight: jax.Array  # float32[], the sum of their weights
     arrived: jax.Array  # bool[workers], whose displacement is in the sum
     deadline: jax.Array  # float32[], seconds, when the grace window ends; infinite without a quorum
-    told: jax.Array  # int32[workers], the merges that each worker has been told of
+    heard: jax.Array  # int32[workers], the merges that each worker has heard of
     shared: Any  # leaves [workers, ...], what the owner keeps of the codec's memory of each worker
     present: jax.Array  # bool[workers]
     dropped: jax.Array  # int32[], the displacements that were too stale
@@ -152,7 +152,7 @@ def decoupled_diloco(
             weight=zero,
             arrived=jnp.zeros(workers, bool),
             deadline=zero + jnp.inf,
-            told=jnp.zeros(workers, jnp.int32),
+            heard=jnp.zeros(workers, jnp.int32),
             shared=rows_of(upload.kept(upload.init(anchor)), workers),
             present=jnp.ones(workers, bool),
             dropped=jnp.zeros((), jnp.int32),
@@ -246,16 +246,16 @@ def decoupled_diloco(
         return after_arrival(after, event.seconds), (), sent(1, bytes_of(message))
 
     def hears(state: DecoupledState, worker: jax.Array) -> tuple[DecoupledState, Sent]:
-        behind = state.told[worker] < state.merges
+        behind = state.heard[worker] < state.merges
         size = bytes_of(view(state, worker))
-        told = state.told.at[worker].set(state.merges)
-        return state._replace(told=told), sent(0, 0, behind, jnp.where(behind, size, 0))
+        heard = state.heard.at[worker].set(state.merges)
+        return state._replace(heard=heard), sent(0, 0, behind, jnp.where(behind, size, 0))
 
     def attend(state: DecoupledState, present: jax.Array, seconds: jax.Array) -> DecoupledState:
         joins = present & ~state.present
         state = state._replace(
             present=present,
-            told=jnp.where(joins, state.merges, state.told),
+            heard=jnp.where(joins, state.merges, state.heard),
             shared=renewed(state.shared, joins, upload.kept(upload.init(state.anchor))),
         )
         return after_arrival(state, seconds)

@@ -1,10 +1,13 @@
-"""Asynchronous training on Ray, measured: `python -m experiments.asynchronous COMMAND`.
+"""Runs of asynchronous training, and of the synchronous program beside them, in processes.
 
 Gradients are paced by sleeping, so that the workers of one machine do not compete for its cores.
 """
 
 import contextlib
+import functools
+import importlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -17,22 +20,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
 
 from experiments.tasks.task import Task
 from jaxcomm import asynchronous, compression
-from jaxcomm.asynchronous._messages import Row
+from jaxcomm.asynchronous._messages import Job, Row
+from jaxcomm.asynchronous._owner import Limits, Owner
+from jaxcomm.asynchronous._replay import Replay
+from jaxcomm.asynchronous._train import _cluster
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.synchronization import events
 
 WORKERS, BATCH, PERIOD = 4, 32, 10
 RATE, MOMENTUM = 0.02, 0.9
 OUTER = optax.sgd(0.7, momentum=MOMENTUM, nesterov=True)
-
-# Seconds of a gradient, so that two runs use at most 60 % of two cores.
-PACES = {"server": 0.1, "decoupled": 0.05, "synchronous": 0.1}
 
 Method = Literal[
     "server", "server_aware", "stale_synchronous", "backup_workers", "decoupled",
@@ -73,6 +77,19 @@ class Batches:
             time.sleep(max(self.last + each - time.monotonic(), 0))
             self.last = max(self.last + each, time.monotonic() - each / 2)
         return self.inputs[numbers], self.labels[numbers]
+
+
+class Stopping(Batches):
+    """The same; the process of worker 2 is stopped once, for 30 seconds."""
+
+    calls = 0
+
+    def __call__(self, numbers: np.ndarray, worker: int) -> Any:
+        self.calls += 1
+        if worker == 2 and self.calls == 100:
+            subprocess.Popen(["sh", "-c", f"sleep 30; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__call__(numbers, worker)
 
 
 def given(method: str, seed: int, task: Task, pace: float, slow: Sequence[float] = ()) -> Any:
@@ -165,11 +182,19 @@ def _synchronous(
     folder, log = output.with_suffix(".checkpoints"), output.with_suffix(".log")
     command = [
         *(sys.executable, "-m", "jaxcomm.launch", "--processes", str(WORKERS)),
-        *("--restarts", "1000", "--grace", "0.1", "--", "-m", "experiments.asynchronous"),
+        *(
+            "--restarts",
+            "1000",
+            "--grace",
+            "0.1",
+            "--",
+            "-m",
+            "experiments.studies._asynchronous_runs",
+        ),
         *("worker", str(folder), str(log), "--seconds", str(seconds)),
         *("--seed", str(seed), "--pace", str(pace)),
     ]
-    with killing("experiments.asynchronous worker", deaths, seed + 100) as times:
+    with killing("experiments.studies._asynchronous_runs worker", deaths, seed + 100) as times:
         process = subprocess.Popen(command)
         time.sleep(1)
         while not log.exists():
@@ -233,48 +258,84 @@ def replayed(run: dict[str, Any], task: Task, total: float) -> Any:
     return asynchronous.train(*args, **options, total=total, replay=rows).params
 
 
-def goodput(
-    folder: pathlib.Path, /, methods: tuple[Method, ...] = ("server", "decoupled", "synchronous"),
-    deaths: float = 20.0, seconds: float = 300.0, seeds: int = 5,
-) -> None:  # fmt: skip
-    """The work done with deaths and without, and the test loss after equally many examples.
+def train_loss(task: Task, params: Any) -> jax.Array:
+    return _train_loss(task.model, params, task.dataset.train_inputs, task.dataset.train_labels)
 
-    Both runs of a pair are at the same time, but not those of the synchronous program, whose
-    restarts use more than half of two cores.
-    """
-    task = Task("digits")
-    folder.mkdir(parents=True, exist_ok=True)
-    table = []
-    for seed in range(seeds):
-        for method in methods:
-            paths = {each: folder / f"{method}_{seed}_{each:g}.json" for each in (0.0, deaths)}
-            started = []
-            for each, path in paths.items():
-                if not path.exists():
-                    command = [
-                        *(sys.executable, "-m", "experiments.asynchronous", "one", method),
-                        *(str(path), "--deaths", str(each), "--seconds", str(seconds)),
-                        *("--seed", str(seed), "--pace", str(PACES[method])),
-                    ]
-                    quiet = subprocess.DEVNULL
-                    started.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
-                    if method == "synchronous":
-                        started[-1].wait()
-            for process in started:
-                process.wait()
-            runs = {each: json.loads(path.read_text()) for each, path in paths.items()}
-            counts = [examples_of(run) for run in runs.values()]
-            row = {
-                "method": method, "seed": seed, "examples": counts, "share": counts[1] / counts[0],
-                "killed": len(runs[deaths]["killed"]), "cpu": [run["cpu"] for run in runs.values()],
-            }  # fmt: skip
-            if method != "synchronous":
-                losses = [test_loss(task, replayed(run, task, min(counts))) for run in runs.values()]
-                row |= {"losses": losses, "ratio": losses[1] / losses[0]}
-            table.append(row)
-            print(json.dumps(row), flush=True)
-    (folder / "goodput.json").write_text(json.dumps(table, indent=1))
+
+@functools.partial(jax.jit, static_argnums=0)
+def _train_loss(model: Any, params: Any, inputs: jax.Array, labels: jax.Array) -> jax.Array:
+    logits = model.apply({"params": params}, inputs)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def losses_of(
+    method: str, task: Task, rows: list[Row], every: int = 10
+) -> list[tuple[float, float]]:
+    """`(seconds, training loss)` of a run after each few messages, by a replay."""
+    (loss, params, batches), options = given(method, 0, task, 0.0)
+    job = Job(loss, batches, options["policy"], WORKERS, 0, BATCH, 1, False, None)
+    limits = Limits(options["examples"], math.inf, math.inf, WORKERS, math.inf)
+    found: list[tuple[float, float]] = []
+
+    def note(row: Row) -> None:
+        if row.kind == "arrived":
+            arrived.append(row)
+            if len(arrived) % every == 0:
+                found.append((row.seconds, float(train_loss(task, owner.model))))
+
+    arrived: list[Row] = []
+    owner = Owner(job, jax.tree.map(np.asarray, params), limits, Replay(job, rows), on_row=note)
+    owner.run()
+    return found
+
+
+def first_below(losses: list[tuple[float, float]], target: float) -> float | None:
+    """The time of the first loss below a target."""
+    return next((seconds for seconds, loss in losses if loss < target), None)
+
+
+# What costs nothing.
+
+
+def half_square(params: Any, batch: Any) -> jax.Array:
+    return jnp.vdot(params, params) / 2 + 0 * jnp.mean(batch)
+
+
+def no_batch(numbers: np.ndarray, worker: int) -> Any:
+    return np.zeros(len(numbers), np.float32)
+
+
+@contextlib.contextmanager
+def local_ray() -> Iterator[None]:
+    with _cluster(importlib.import_module("ray"), WORKERS):
+        yield
+
+
+class Echo:
+    """An actor that receives an array, and returns another of its size."""
+
+    def __init__(self, size: int) -> None:
+        self.array = np.zeros(size, np.float32)
+
+    def call(self, array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else self.array + 1
+
+
+def bare_calls(ray: Any, array: np.ndarray, count: int) -> dict[str, float]:
+    """The median milliseconds of a call without arrays, and with one there and one back."""
+    actor = ray.remote(Echo).remote(array.size)
+    found = {}
+    for name, value in (("ms_of_nothing", None), ("ms_of_arrays", array)):
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            reference = actor.call.remote(value)
+            ray.wait([reference])
+            ray.get(reference)
+            times.append(time.perf_counter() - begin)
+        found[name] = 1e3 * float(np.median(times[5:]))
+    return found
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"one": one, "worker": worker, "goodput": goodput})
+    tyro.extras.subcommand_cli_from_dict({"one": one, "worker": worker})

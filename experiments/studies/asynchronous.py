@@ -1,0 +1,229 @@
+"""Asynchronous training on Ray: failures, slow workers, the simulated clock, and what it costs."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.stats
+
+from experiments.studies import _asynchronous_runs as runs
+from experiments.study.run import Command
+from experiments.tasks.task import Task
+from jaxcomm import asynchronous, compression
+from jaxcomm.synchronization import deterministic, events
+
+SLOW = (1.0, 1.0, 1.0, 4.0)
+ALL = ("server", "server_aware", "stale_synchronous", "backup_workers", "decoupled")
+# Seconds of a gradient, so that two runs use at most 60 % of two cores.
+PACES = {"server": 0.1, "decoupled": 0.05, "synchronous": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Measures asynchronous training on processes of Ray on this machine.
+
+    Question: how much work is done while workers die, does anybody wait for slow ones, does the
+    event engine predict it, and what does an arrival cost?
+
+    Command: `python -m experiments asynchronous --what goodput`.
+
+    Expected time: goodput 70 minutes, the others 10 minutes each.
+
+    Number: the share of the examples without deaths; the waits; predicted over measured seconds;
+    updates a second.
+    """
+
+    folder: pathlib.Path = pathlib.Path("asynchronous")
+    """the folder of the rows and tables"""
+    what: Literal["goodput", "stragglers", "clock", "overhead"] = "goodput"
+    """what is measured"""
+    methods: tuple[runs.Method, ...] = ()
+    """the methods, by default those of the record"""
+    seconds: float = 300.0
+    """of a run of goodput"""
+    deaths: float = 20.0
+    """the mean seconds between two deaths, of goodput"""
+    seeds: int = 5
+    """of goodput"""
+
+
+def goodput(config: Options) -> Iterator[dict[str, Any]]:
+    """The work done with deaths and without, and the test loss after equally many examples.
+
+    Both runs of a pair are at the same time, but not those of the synchronous program, whose
+    restarts use more than half of two cores.
+    """
+    task = Task("digits")
+    methods = config.methods or ("server", "decoupled", "synchronous")
+    for seed, method in itertools.product(range(config.seeds), methods):
+        paths = {
+            each: config.folder / f"{method}_{seed}_{each:g}.json" for each in (0.0, config.deaths)
+        }
+        started = []
+        for each, path in paths.items():
+            if not path.exists():
+                command = [
+                    *(sys.executable, "-m", runs.__name__, "one", method, str(path)),
+                    *("--deaths", str(each), "--seconds", str(config.seconds)),
+                    *("--seed", str(seed), "--pace", str(PACES[method])),
+                ]
+                quiet = subprocess.DEVNULL
+                started.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
+                if method == "synchronous":
+                    started[-1].wait()
+        for process in started:
+            process.wait()
+        pair = [json.loads(path.read_text()) for path in paths.values()]
+        counts = [runs.examples_of(run) for run in pair]
+        row = {
+            "method": method, "seed": seed, "examples": counts, "share": counts[1] / counts[0],
+            "killed": len(pair[1]["killed"]), "cpu": [run["cpu"] for run in pair],
+        }  # fmt: skip
+        if method != "synchronous":
+            ends = [runs.replayed(run, task, min(counts)) for run in pair]
+            losses = [task.test_score(params)[0] for params in ends]
+            row |= {"losses": losses, "ratio": losses[1] / losses[0]}
+        yield row
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The mean, and its 95 % interval by Student's t."""
+    mean, error = np.mean(values), scipy.stats.sem(values)
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * error
+    return float(mean), float(mean - half), float(mean + half)
+
+
+def stragglers(config: Options) -> Iterator[dict[str, Any]]:
+    """The longest waits, if worker 3 is four times as slow and worker 2 is stopped for 30 s."""
+    task, pace = Task("digits"), 0.1
+    for method in config.methods or ALL:
+        (loss, params, _), options = runs.given(method, 0, task, pace)
+        result = asynchronous.train(
+            loss, params, runs.Stopping(task, pace, SLOW), **options, seconds=60.0, progress=False,
+            patience=1e6,
+        )  # fmt: skip
+        waits = {}
+        for worker in range(runs.WORKERS):
+            arrivals = [r for r in result.rows if r.kind == "arrived" and r.worker == worker]
+            between = np.diff([row.seconds for row in arrivals])
+            computed = np.array([row.work_seconds for row in arrivals[1:]])
+            waits[worker] = float(np.max(between - computed, initial=0.0))
+        yield {
+            "method": method, "step": pace, "longest_waits": waits,
+            "longest_work": max(row.work_seconds for row in result.rows),
+            "used": result.summary.used,
+        }  # fmt: skip
+
+
+def clock(config: Options) -> Iterator[dict[str, Any]]:
+    """The time to a training loss: measured, and predicted from the seconds of steps."""
+    task, pace = Task("digits"), 0.1
+    for method in config.methods or ALL:
+        args, options = runs.given(method, 0, task, pace, SLOW)
+        result = asynchronous.train(*args, **options, seconds=90.0, progress=False)
+        measured = runs.losses_of(method, task, result.rows)
+        gradients = runs.PERIOD if method.startswith("decoupled") else 1
+        arrived = [
+            [r for r in result.rows if r.kind == "arrived" and r.worker == worker][2:]
+            for worker in range(runs.WORKERS)
+        ]
+        each = [float(np.mean([r.work_seconds for r in rows])) / gradients for rows in arrived]
+        # The slowest worker waits for no other: the rest of its time is its messages'.
+        between = float(np.mean(np.diff([row.seconds for row in arrived[-1]])))
+        message = max(between - each[-1] * gradients, 0.0)
+        predicted = _predicted(task, options["policy"], args[1], each, message)
+        joined = max(row.seconds for row in result.rows if row.kind == "joined")
+        ratios = {}
+        for target in (1.0, 0.5, 0.3):
+            times = runs.first_below(measured, target), runs.first_below(predicted, target)
+            if None not in times:
+                ratios[target] = times[1] / (times[0] - joined)
+        yield {
+            "method": method, "step_seconds": each, "message_seconds": message, "joined": joined,
+            "predicted_over_measured": ratios,
+        }  # fmt: skip
+
+
+def _predicted(
+    task: Task, policy: events.Policy, params: Any, each: list[float], message: float
+) -> list[tuple[float, float]]:
+    """`(seconds, training loss)` of the event engine."""
+    inputs, labels = (
+        jnp.asarray(x) for x in (task.dataset.train_inputs, task.dataset.train_labels)
+    )
+
+    def work(params: Any, event: events.Task) -> Any:
+        rows = jax.random.randint(event.key, (runs.BATCH,), 0, len(labels))
+        return jax.value_and_grad(task.loss)(params, (inputs[rows], labels[rows]))
+
+    loop = events.event_loop(
+        policy, work, deterministic(each), workers=runs.WORKERS,
+        communication_seconds=lambda sent: jnp.where(sent.uploads > 0, jnp.float32(message), 0.0),
+    )  # fmt: skip
+    run, progress, found = jax.jit(loop.run, static_argnums=1), loop.start(params), []
+    while not found or found[-1][0] < 90:
+        progress, records = run(progress, 10)
+        loss = runs.train_loss(task, loop.model(progress))
+        found.append((float(records.seconds[-1]), float(loss)))
+    return found
+
+
+def overhead(config: Options) -> Iterator[dict[str, Any]]:
+    """Updates a second of an asynchronous server whose gradients cost little, and Ray's calls."""
+    ray = importlib.import_module("ray")
+    for size in (5_410, 10_000_000):
+        count = 400 if size < 10**6 else 60
+        array = np.random.default_rng(0).normal(size=size).astype(np.float32)
+        with runs.local_ray():
+            yield {"what": "a bare call of Ray", "size": size} | runs.bare_calls(ray, array, count)
+        for bits, workers in itertools.product((None, 8), (1, 2)):
+            codec = bits and compression.quantizers.dither(bits=bits)
+            result = asynchronous.train(
+                runs.half_square, array, runs.no_batch, workers=workers, examples=64, batch_size=1,
+                policy=events.parameter_server(optax.sgd(0.1), codec=codec or None),
+                devices=1, total=count * workers, progress=False,
+            )  # fmt: skip
+            arrived = [row for row in result.rows if row.kind == "arrived"][5 * workers :]
+            yield {
+                "what": "updates", "size": size, "bits": bits or 32, "workers": workers,
+                "per_second": (len(arrived) - 1) / (arrived[-1].seconds - arrived[0].seconds),
+                "ms_of_work": 1e3 * float(np.median([row.work_seconds for row in arrived])),
+                "upload_bytes": arrived[-1].upload_bytes,
+                "download_bytes": arrived[-1].download_bytes,
+            }  # fmt: skip
+
+
+MEASUREMENTS: dict[str, Callable[[Options], Iterator[dict[str, Any]]]] = {
+    "goodput": goodput,
+    "stragglers": stragglers,
+    "clock": clock,
+    "overhead": overhead,
+}
+
+
+def main(config: Options) -> int:
+    """Runs `python -m experiments asynchronous`; returns the exit code."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    table = []
+    for row in MEASUREMENTS[config.what](config):
+        table.append(row)
+        print(json.dumps(row), flush=True)
+    (config.folder / f"{config.what}.json").write_text(json.dumps(table, indent=1) + "\n")
+    for method, name in itertools.product(runs.POLICIES, ("share", "ratio")):
+        values = [row[name] for row in table if row.get("method") == method and name in row]
+        if len(values) > 1:
+            print(method, name, "mean and 95 % interval", *interval(values))
+    return 0
+
+
+ASYNCHRONOUS = Command(Options, main)
