@@ -67,12 +67,10 @@ class Programs:
 
         self.arrived, self.news = jax.jit(arrived), jax.jit(news)
         self.init = jax.jit(lambda params: policy.init(params, workers))
-        self.begins, self.view, self.tick, self.attend, self.model, self.due = (
-            jax.jit(function)
-            for function in (
-                policy.begins, policy.view, policy.tick, policy.attend, policy.model, policy.due,
-            )
-        )  # fmt: skip
+        assert policy.attend is not None
+        self.begins, self.view = jax.jit(policy.begins), jax.jit(policy.view)
+        self.tick, self.due = jax.jit(policy.tick), jax.jit(policy.due)
+        self.attend, self.model = jax.jit(policy.attend), jax.jit(policy.model)
         self.talks = policy.talks
         self.pushes = policy.talks is not None
 

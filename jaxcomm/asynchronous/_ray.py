@@ -70,7 +70,7 @@ class RayClock:
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
         self._since: dict[int, float] = {}
-        self._took: dict[int, collections.deque[float]] = {}
+        self._took: dict[int, collections.deque[float]] = {}  # of those that have joined
         self._compiled: set[int] = set()  # those whose programs are, after their first work
         self._firsts: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._starts: collections.deque[float] = collections.deque(maxlen=_RECENT)
@@ -88,8 +88,6 @@ class RayClock:
     def start(self, worker: int) -> None:
         """Starts the actor of a worker."""
         self._actors[worker] = actor = self._process.remote()
-        self._took[worker] = collections.deque(maxlen=_RECENT)
-        self._compiled.discard(worker)
         self._wait(worker, actor.ready.remote(self._job, worker))
 
     def begin(self, worker: int, order: Order) -> None:
@@ -105,17 +103,20 @@ class RayClock:
     def next(self, due: float) -> Happening:
         """Waits for what happens next, or for the time `due`."""
         while not self.stopped.is_set():
-            now = self.seconds()
-            overdue = [worker for worker in self._since if now > self._deadline(worker)]
-            if overdue:
-                return self._left(overdue[0], f"silent for {now - self._since[overdue[0]]:.1f} s")
-            wait = min([due, now + 0.5, *map(self._deadline, self._since)]) - now
-            done, _ = self._ray.wait(list(self._waiting), timeout=max(wait, 0))
+            wait = min([due, self.seconds() + 0.5, *map(self._deadline, self._since)])
+            references = list(self._waiting)
+            if not references:
+                raise RuntimeError("All workers wait for each other: no message can arrive.")
+            done, _ = self._ray.wait(references, timeout=max(wait - self.seconds(), 0))
             if done:
                 return self._happened(done[0])
+            now = self.seconds()
+            for worker, since in self._since.items():
+                if now > self._deadline(worker):
+                    return self._left(worker, f"silent for {now - since:.1f} s")
             # The owner compares the time with `due` in float32.
-            if (time_ := np.float32(self.seconds())) > np.float32(due):
-                return Happening("time", time_)
+            if np.float32(now) > np.float32(due):
+                return Happening("time", np.float32(now))
         return Happening("stopped", np.float32(self.seconds()))
 
     def _happened(self, reference: Any) -> Happening:
@@ -133,6 +134,8 @@ class RayClock:
         took = self.seconds() - self._since.pop(worker)
         if report is None:
             self._starts.append(took)
+            self._took[worker] = collections.deque(maxlen=_RECENT)
+            self._compiled.discard(worker)
             return Happening("joined", np.float32(self.seconds()), worker)
         (self._took[worker] if worker in self._compiled else self._firsts).append(took)
         self._compiled.add(worker)
@@ -142,13 +145,19 @@ class RayClock:
         self._ray.kill(self._actors.pop(worker), no_restart=True)
         self._waiting = {ref: other for ref, other in self._waiting.items() if other != worker}
         del self._since[worker]
+        self._took.pop(worker, None)
         return Happening("left", np.float32(self.seconds()), worker, reason=reason)
 
     def _wait(self, worker: int, reference: Any) -> None:
         self._waiting[reference], self._since[worker] = worker, self.seconds()
 
     def _deadline(self, worker: int) -> float:
-        """When a worker is taken for dead: it could have started again meanwhile, and more."""
+        """When a worker is taken for dead: it could have started again meanwhile, and more.
+
+        One that has not joined may wait for a free place in the cluster.
+        """
+        if worker not in self._took:
+            return math.inf
         longest = max(self._took[worker] or self._firsts, default=math.inf)
         start = statistics.median(self._starts) if self._starts else math.inf
         return self._since[worker] + self._patience * longest + start

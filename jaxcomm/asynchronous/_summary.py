@@ -24,6 +24,7 @@ class Summary:
       work_seconds: What workers computed for messages in `used`, added up.
       alive: The workers that take part.
       deaths: How often a worker left, and its memory was dropped.
+      undone: Messages that had been used after the checkpoint at which the owner began again.
       restarts: How often the owner began again at a checkpoint.
       loss: The mean of the last 20 messages.
       staleness: The mean of the last 20 messages.
@@ -41,6 +42,7 @@ class Summary:
     work_seconds: float = 0.0
     alive: set[int] = dataclasses.field(default_factory=set)
     deaths: int = 0
+    undone: int = 0
     restarts: int = 0
     loss: float = float("nan")
     staleness: float = float("nan")
@@ -83,7 +85,7 @@ class Summary:
         return (
             f"{self.seconds:.0f} s: {self.used} updates, {self.examples} examples, "
             f"loss {self.loss:.4g}, staleness {self.staleness:.1f}, {dropped} dropped, "
-            f"{self.lost} lost, up {self.upload_bytes / 1e6:.1f} MB, "
+            f"{self.lost + self.undone} lost, up {self.upload_bytes / 1e6:.1f} MB, "
             f"down {self.download_bytes / 1e6:.1f} MB, goodput {self.goodput:.0%}, "
             f"{len(self.alive)} of {self.workers} workers alive"
         )

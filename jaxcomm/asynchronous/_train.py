@@ -125,7 +125,7 @@ def train(
     Raises:
       ImportError: If Ray is missing or too old.
       ValueError: If a number is out of range, neither `total` nor `seconds` is given, or the policy
-        abandons gradients.
+        abandons gradients or needs every worker to the end.
       FloatingPointError: If many messages in a row are not finite.
       RuntimeError: If all workers die again and again; if the owner dies and there is no
         `directory`; or if the object store is full.
@@ -163,6 +163,11 @@ def train(
         raise ValueError(
             "`policy` abandons gradients that are half finished, which a process cannot: use "
             "`in_flight='finish_late'`."
+        )
+    if policy.attend is None:
+        raise ValueError(
+            "`policy` needs every worker to the end, and a process may die: simulate it with "
+            "`jaxcomm.synchronization.events.event_loop`."
         )
     start = workers if start is None else start
     if start > workers:
@@ -316,11 +321,15 @@ class _Run:
     def _add(self, rows: list[Row]) -> None:
         for row in rows:
             if row.kind == "restored":
+                undone = [other for other in self._rows[row.number :] if other.outcome == "used"]
                 del self._rows[row.number :]
+                self._summary = Summary(self._summary.workers, undone=self._summary.undone)
+                self._summary.add(self._rows)
+                self._summary.undone += len(undone)
             self._rows.append(row)
+            self._summary.add([row])
             if self._on_row is not None:
                 self._on_row(row)
-        self._summary.add(rows)
         is_terminal, now = sys.stderr.isatty(), time.monotonic()
         if self._progress and now - self._printed > (0.2 if is_terminal else 10):
             self._printed = now

@@ -170,4 +170,5 @@ def _elastic(
         join=join,
         receive=receive,
         talks=talks,
+        attend=lambda state, present, seconds: state,
     )

@@ -78,7 +78,7 @@ class Policy(NamedTuple):
       tick: `(state, seconds) -> state`, what time alone changes; called before each event.
       due: `state -> seconds`, float32[], when `tick` next changes the state; infinite by default.
       attend: `(state, present, seconds) -> state`, when a worker has left or joined; `present`,
-        bool[workers], has those that take part. By default, nothing changes.
+        bool[workers], has those that take part. `None`: the policy needs all workers to the end.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
     """
 
@@ -94,7 +94,7 @@ class Policy(NamedTuple):
     hears: Callable[[Any, jax.Array], tuple[Any, Sent]] = lambda state, worker: (state, sent())
     tick: Callable[[Any, jax.Array], Any] = lambda state, seconds: state
     due: Callable[[Any], jax.Array] = lambda state: jnp.full((), jnp.inf, jnp.float32)
-    attend: Callable[[Any, jax.Array, jax.Array], Any] = lambda state, present, seconds: state
+    attend: Callable[[Any, jax.Array, jax.Array], Any] | None = None
     restarts: bool = False
 
 
