@@ -115,7 +115,7 @@ def train(
       environment: Variables of the workers' processes.
       on_row: Called with each row, soon after it has happened.
       progress: Whether to print the summary on stderr, as one changing line on a terminal.
-      replay: Rows of a run. They then happen again in this process, without Ray. With the same
+      replay: Rows of a run, from its beginning. They then happen again in this process, without Ray. With the same
         arguments and as many devices, the parameters are the same, bit for bit on CPUs.
 
     Returns:
@@ -178,6 +178,11 @@ def train(
     limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     if replay is not None:
+        if replay and replay[0].kind == "restored":
+            raise ValueError(
+                f"`replay` begins at a checkpoint: pass the first {replay[0].number} rows of the "
+                "run that saved it, and these."
+            )
         rows: list[Row] = []
         owner = Owner(job, params, limits, Replay(job, replay), on_row=rows.append)
         owner.run()

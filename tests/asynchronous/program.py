@@ -68,5 +68,6 @@ if __name__ == "__main__":
             seconds=120.0,
             directory=sys.argv[1],
             progress=True,
+            on_row=lambda row: print("row", row.kind, flush=True),
         ),
     )
