@@ -1,5 +1,6 @@
 """A clock that goes through the rows of a run again, with its workers in this process."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,11 +47,11 @@ class Replay:
             self._workers[row.worker] = Worker(self._programs, row.worker)
         if row.kind != "arrived":
             return happening
-        versions = dict(row.heard)
-
-        def news(number: int) -> tuple[int, PyTree] | None:
-            version = versions.get(number)
-            return None if version is None else (version, self._views[row.worker, version])
-
+        news = functools.partial(self.news, row)
         report = self._workers[row.worker].run(self._orders[row.worker], news)
         return happening._replace(report=report)
+
+    def news(self, row: Row, number: int) -> tuple[int, PyTree] | None:
+        """The view that a worker heard before a gradient."""
+        version = dict(row.heard).get(number)
+        return None if version is None else (version, self._views[row.worker, version])

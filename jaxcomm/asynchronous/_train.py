@@ -115,8 +115,9 @@ def train(
       environment: Variables of the workers' processes.
       on_row: Called with each row, soon after it has happened.
       progress: Whether to print the summary on stderr, as one changing line on a terminal.
-      replay: Rows of a run, from its beginning. They then happen again in this process, without Ray. With the same
-        arguments and as many devices, the parameters are the same, bit for bit on CPUs.
+      replay: Rows of a run, from its beginning. They then happen again in this process, without
+        Ray. With the same arguments and as many devices, the parameters are the same, bit for bit
+        on CPUs.
 
     Returns:
       A named tuple: the `params`, the `rows`, the `summary`, and `is_done`, which is false if rows

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxcomm.asynchronous._examples import Examples
-from jaxcomm.asynchronous._messages import Row
+from jaxcomm.asynchronous._messages import Happening, Job, Row
 from jaxcomm.asynchronous._owner import Owner
 from jaxcomm.asynchronous._replay import Replay
 from jaxcomm.checkpoint import Checkpoints
@@ -18,7 +18,6 @@ from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import deterministic, events
 from tests.asynchronous.simulated import (
-    BATCH,
     EXAMPLES,
     INPUTS,
     START,
@@ -72,33 +71,56 @@ def test_a_run_with_deaths_is_replayed_bit_for_bit(name: str) -> None:
     assert owner.is_done and all(np.isfinite(row.loss) for row in finished)
 
 
-def test_an_event_loop_and_an_owner_make_the_same_parameters() -> None:
-    """In the order of the simulation, from which the workers' examples are taken."""
-    for name in ("server", "stale_synchronous", "backup_workers"):
-        policy, dealt = POLICIES[name](), Examples(0, EXAMPLES)
-        job, count = job_of(policy), 40
-        _, rows = trained(job, limits_of(count))
-        joined = [row for row in rows if row.kind == "joined"]
+class InOrder(Replay):
+    """The events of a simulation, each after a row of its time, at which a worker may hear."""
 
-        def work(params: Any, task: Any) -> Any:
-            # All batches are the same one, since an owner deals in the order of beginnings.
-            return jax.value_and_grad(loss)(params, (INPUTS, TARGETS))
+    def __init__(self, job: Job, rows: list[Row], heard: list[tuple[int, int] | None]) -> None:
+        super().__init__(job, rows)
+        self.heard, self.latest = iter(heard), {}
+        self.views: dict[tuple[int, int], Any] = {}
+        self.hears: tuple[int, int] | None = None
 
-        loop = events.event_loop(policy, work, deterministic([1.0, 1.3, 1.7, 5.2]), workers=4)
-        progress, records = jax.jit(loop.run, static_argnums=1)(loop.start(START), count)
-        arrived = [
-            Row("arrived", float(seconds), int(worker), int(number))
-            for worker, number, seconds in zip(
-                records.worker, records.number, records.seconds, strict=True
-            )
-        ]
-        whole = job._replace(batches=lambda numbers, worker: (INPUTS, TARGETS))
-        owner, again = trained(whole, limits_of(10**6), Replay, [*joined, *arrived])
-        np.testing.assert_allclose(
-            owner.model["w"], loop.model(progress)["w"], rtol=1e-5, atol=1e-6
-        )
-        assert [row.staleness for row in again[WORKERS:]] == records.staleness.tolist()
-        assert dealt.take(BATCH).size == BATCH
+    def hear(self, worker: int, version: int, view: Any) -> None:
+        self.latest[worker] = version, view
+
+    def next(self, due: float) -> Happening:
+        if self.hears is not None:
+            self.views[self.hears] = self.latest[self.hears[0]]
+        self.hears = next(self.heard, None)
+        return super().next(due)
+
+    def news(self, row: Row, number: int) -> Any:
+        return self.views.get((row.worker, number))
+
+
+@pytest.mark.parametrize("name", ["decoupled", "server", "stale_synchronous", "backup_workers"])
+def test_an_event_loop_and_an_owner_make_the_same_parameters(name: str) -> None:
+    """In the order of the simulation."""
+    policy, count = POLICIES[name](), 200 if name == "decoupled" else 40
+    job = job_of(policy, batches=lambda numbers, worker: (INPUTS, TARGETS))
+
+    def work(params: Any, task: Any) -> Any:
+        # All batches are the same one, since an owner deals in the order of beginnings.
+        return jax.value_and_grad(loss)(params, (INPUTS, TARGETS))
+
+    loop = events.event_loop(policy, work, deterministic([1.0, 1.3, 1.7, 5.2]), workers=4)
+    progress, records = jax.jit(loop.run, static_argnums=1)(loop.start(START), count)
+    rows = [Row("joined", 0.0, worker) for worker in range(WORKERS)]
+    heard: list[tuple[int, int] | None] = [None] * WORKERS
+    for i in range(count):
+        of_worker = int(records.worker[i]), int(records.number[i])
+        rows.append(Row("time", float(records.seconds[i])))
+        heard.append(of_worker if name == "decoupled" and records.sent.downloads[i] else None)
+        if records.sent.uploads[i]:
+            rows.append(Row("arrived", float(records.seconds[i]), *of_worker))
+            heard.append(None)
+    owner, again = trained(job, limits_of(10**6), InOrder, rows, heard)
+    np.testing.assert_allclose(owner.model["w"], loop.model(progress)["w"], rtol=1e-5, atol=1e-6)
+    if name == "decoupled":
+        assert progress.policy.merges > 5 and any(row.heard for row in again)
+    else:
+        arrived = [row.staleness for row in again if row.kind == "arrived"]
+        assert arrived == records.staleness.tolist()
 
 
 def test_every_example_is_dealt_once_an_epoch_whoever_dies() -> None:
