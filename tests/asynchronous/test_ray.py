@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -82,9 +84,8 @@ def test_a_killed_worker_returns(policy: events.Policy) -> None:
     def kill() -> None:
         os.kill(processes("WorkerProcess")[0], signal.SIGKILL)
 
-    result = trained(
-        policy, once(lambda row: row.kind == "arrived" and row.number > 3, kill), total=300
-    )
+    act = once(lambda row: row.kind == "arrived" and row.number > 3, kill)
+    result = trained(policy, act, total=300, devices=2)
     # On a busy machine, others may be silent for long.
     left = next(row for row in result.rows if row.kind == "left" and "silent" not in row.reason)
     after = [row for row in result.rows if row.seconds > left.seconds and row.worker == left.worker]
@@ -164,6 +165,30 @@ def test_an_error_of_the_loss_is_raised() -> None:
     with pytest.raises(Exception, match="no such leaf"):
         asynchronous.train(broken, START, batches, **options)
     assert not processes("")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_full_store_is_an_error() -> None:
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fork")
+        full = {"local_fs_capacity_threshold": 0.01}  # The disk counts as full, too.
+        ray.init(
+            address="local", num_cpus=3, object_store_memory=100_000_000, _system_config=full,
+            include_dashboard=False, logging_level="ERROR",
+        )  # fmt: skip
+    try:
+        large = {"w": np.zeros(12_000_000, np.float32)}
+        policy = events.parameter_server(optax.sgd(0.02))
+        with pytest.raises(RuntimeError, match="object store and the disk"):
+            asynchronous.train(
+                lambda params, batch: jnp.vdot(params["w"], params["w"]), large, batches,
+                **options_of(policy),
+            )  # fmt: skip
+    finally:
+        ray.shutdown()
 
 
 def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
