@@ -71,7 +71,7 @@ class Programs:
 
         self.batches, self.step = job.batches, jax.jit(step)
         self.join = jax.jit(lambda params: policy.join(params, job.workers))
-        self.receive = jax.jit(policy.receive)
+        self.receive, self.pruned = jax.jit(policy.receive), policy.pruned
 
 
 class Worker:
@@ -108,4 +108,6 @@ class Worker:
         if not (finite and np.isfinite(mean_loss)):
             self._own, message = before, None
         seconds = time.monotonic() - started
-        return Report(hosted(message), mean_loss, seconds, tuple(heard))
+        if message is not None:
+            message = self._programs.pruned(hosted(message))
+        return Report(message, mean_loss, seconds, tuple(heard))

@@ -196,7 +196,7 @@ def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     aborts = events.backup_workers(optax.sgd(0.1), 1, in_flight="abort")
     for changes, message in [
         ({"policy": aborts}, "in_flight='finish_late'"),
-        ({"policy": events.lag_wk(0.1)}, "needs every worker to the end"),
+        ({"policy": events.lag_ps(0.1, [1.0] * 3)}, "needs every worker to the end"),
         ({"start": 4}, "`start`=4 is more than"),
         ({"total": None}, "Pass `total` or `seconds`"),
     ]:

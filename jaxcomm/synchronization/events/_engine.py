@@ -79,6 +79,7 @@ class Policy(NamedTuple):
       due: `state -> seconds`, float32[], when `tick` next changes the state; infinite by default.
       attend: `(state, present, seconds) -> state`, when a worker has left or joined; `present`,
         bool[workers], has those that take part. `None`: the policy needs all workers to the end.
+      pruned: `message -> message`, without what is not sent; called by a process, not in a trace.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
     """
 
@@ -95,6 +96,7 @@ class Policy(NamedTuple):
     tick: Callable[[Any, jax.Array], Any] = lambda state, seconds: state
     due: Callable[[Any], jax.Array] = lambda state: jnp.full((), jnp.inf, jnp.float32)
     attend: Callable[[Any, jax.Array, jax.Array], Any] | None = None
+    pruned: Callable[[PyTree], PyTree] = lambda message: message
     restarts: bool = False
 
 

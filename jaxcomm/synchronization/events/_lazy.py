@@ -17,7 +17,6 @@ from jaxcomm.synchronization._trees import (
     narrow,
     plus,
     rows_of,
-    scaled,
     squared_norm,
     wide,
     with_row,
@@ -38,6 +37,8 @@ class LazyState(NamedTuple):
     moves: jax.Array  # float32[memory], the squared norms of the last steps
     expected: jax.Array  # bool[workers], whose gradients the round still waits for
     rounds: jax.Array  # int32[]
+    present: jax.Array  # bool[workers]
+    changes: jax.Array  # int32[], how often workers have left or joined
 
 
 class Round(NamedTuple):
@@ -45,13 +46,22 @@ class Round(NamedTuple):
 
     params: PyTree
     limit: jax.Array  # float32[], the squared norm of a change that is large enough
+    changes: jax.Array  # int32[]
 
 
 class Change(NamedTuple):
     """The message of a worker that decides whether to upload."""
 
     uploads: jax.Array  # bool[]
-    payload: PyTree  # sent only if it uploads
+    changes: jax.Array  # int32[], of the round
+    payload: PyTree  # of the upload; None if it is not sent
+
+
+class Lazy(NamedTuple):
+    """The memory of a worker that decides whether to upload."""
+
+    upload: Upload
+    changes: jax.Array  # int32[], of its last round
 
 
 @checked
@@ -71,7 +81,8 @@ def lag_wk(
     A round waits for all workers. Each receives the parameters, and sends the change of its
     gradient since its last upload, if the change is large or it has skipped `max_skip` rounds. The
     server keeps the sum of the last uploads. With noisy gradients, changes stay large, and all
-    workers upload.
+    workers upload. If a worker leaves or joins, all upload again. A message begins with 5 bytes:
+    whether it has an upload, and how often workers have left or joined.
 
     Args:
       learning_rate: :math:`\eta`, above 0. The paper's rate is :math:`\eta / n`, of the sum.
@@ -260,6 +271,8 @@ def _start(params: PyTree, workers: int, memory: int, max_skip: int) -> LazyStat
         moves=jnp.zeros(memory, jnp.float32),
         expected=jnp.ones(workers, bool),
         rounds=jnp.zeros((), jnp.int32),
+        present=jnp.ones(workers, bool),
+        changes=jnp.zeros((), jnp.int32),
     )
 
 
@@ -269,7 +282,8 @@ def _limit(state: LazyState, threshold: float, learning_rate: float) -> jax.Arra
 
 def _step(state: LazyState, learning_rate: float) -> LazyState:
     """The server's step with the mean of the last uploads."""
-    change = scaled(state.total, -learning_rate / len(state.expected))
+    workers = jnp.sum(state.present, dtype=jnp.int32)
+    change = jax.tree.map(lambda x: x * (-learning_rate / workers.astype(x.dtype)), state.total)
     move = squared_norm(change).astype(jnp.float32)
     return state._replace(
         params=narrow(plus(wide(state.params), change), state.params),
@@ -290,53 +304,73 @@ def _by_workers(
     """Lazy uploads that workers decide on; `strict` if an upload must exceed the limit."""
 
     def view(state: LazyState, worker: jax.Array) -> Round:
-        return Round(state.params, _limit(state, threshold, learning_rate))
+        return Round(state.params, _limit(state, threshold, learning_rate), state.changes)
 
     def received(event: Event | Task, payload: PyTree, like: PyTree) -> PyTree:
         none = upload.kept(upload.init(like))
         return upload.decode(none, event.key, payload, like)[0]
 
-    def join(params: PyTree, workers: int) -> Upload:
+    def nothing(params: PyTree) -> Upload:
+        """The memory of a worker that has uploaded nothing, and must."""
         zeros = jax.tree.map(jnp.zeros_like, wide(params))
         return Upload(zeros, jnp.float32(0), jnp.int32(max_skip))
 
+    def join(params: PyTree, workers: int) -> Lazy:
+        return Lazy(nothing(params), jnp.zeros((), jnp.int32))
+
     def steps(work: Work) -> Steps:
-        def step(own: Upload, view: Round, task: Task) -> tuple[jax.Array, Change, Upload]:
+        def step(own: Lazy, view: Round, task: Task) -> tuple[jax.Array, Change, Lazy]:
             loss, gradient = work(view.params, task)
-            target = minus(wide(gradient), own.last)
+            begins_anew = own.changes != view.changes
+            before: Upload = chosen(begins_anew, nothing(view.params), own.upload)
+            target = minus(wide(gradient), before.last)
             payload, _ = upload.encode(upload.init(target), task.key, target)
             change = received(task, payload, target)
             error = squared_norm(minus(target, change)).astype(jnp.float32)
             uploads = uploads_now(
                 squared_norm(change).astype(jnp.float32),
                 view.limit,
-                error + own.error,
-                own.skipped >= max_skip,
+                error + before.error,
+                before.skipped >= max_skip,
                 strict,
             )
-            last = chosen(uploads, plus(own.last, change), own.last)
-            return loss, Change(uploads, payload), uploaded(own, uploads, last, error)
+            last = chosen(uploads, plus(before.last, change), before.last)
+            after = uploaded(before, uploads, last, error)
+            return loss, Change(uploads, view.changes, payload), Lazy(after, view.changes)
 
         return step
 
     def finish(state: LazyState, event: Event, message: Change) -> tuple[LazyState, PyTree, Sent]:
-        change = received(event, message.payload, state.total)
-        after = state._replace(
-            total=chosen(message.uploads, plus(state.total, change), state.total),
-            expected=state.expected.at[event.worker].set(False),
-        )
+        # What was computed before a worker left or joined does not add up with the rest.
+        current = message.changes == state.changes
+        total, size = state.total, bytes_of(message._replace(payload=()))
+        if message.payload is not None:
+            change = received(event, message.payload, total)
+            total = chosen(message.uploads & current, plus(total, change), total)
+        expected = state.expected.at[event.worker].set(~current)
+        after = state._replace(total=total, expected=expected)
         ends = ~jnp.any(after.expected)
         stepped = _step(after, learning_rate)
-        size = jnp.where(message.uploads, bytes_of(message.payload), 0)
+        of_payload = jnp.where(message.uploads, bytes_of(message.payload), 0)
         return (
             after._replace(
                 params=chosen(ends, stepped.params, after.params),
                 moves=jnp.where(ends, stepped.moves, after.moves),
                 rounds=jnp.where(ends, stepped.rounds, after.rounds),
-                expected=after.expected | ends,
+                expected=jnp.where(ends, after.present, after.expected),
             ),
             (),
-            sent(message.uploads, size, 1, bytes_of(view(state, event.worker))),
+            sent(message.uploads, size + of_payload, 1, bytes_of(view(state, event.worker))),
+        )
+
+    def attend(state: LazyState, present: jax.Array, seconds: jax.Array) -> LazyState:
+        """All upload again, since the last upload of a worker that has left is in the sum."""
+        changes = jnp.any(present != state.present)
+        return state._replace(
+            total=chosen(changes, jax.tree.map(jnp.zeros_like, state.total), state.total),
+            expected=jnp.where(changes, present, state.expected),
+            present=present,
+            changes=state.changes + changes.astype(jnp.int32),
         )
 
     return Policy(
@@ -347,6 +381,8 @@ def _by_workers(
         model=lambda state: state.params,
         join=join,
         begins=lambda state, idle: idle & state.expected,
+        attend=attend,
+        pruned=lambda message: message if message.uploads else message._replace(payload=None),
     )
 
 

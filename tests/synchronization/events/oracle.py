@@ -278,8 +278,10 @@ class Lazy(Rule):
             if self.smoothness is not None:
                 others = {*range(WORKERS)} - self.expected
                 self.skipped = [s + (j in others) for j, s in enumerate(self.skipped)]
-        reply = BYTES + 4 * (self.smoothness is None)  # With the limit, if workers decide.
-        return (1, size, 1, reply) if uploads else (0, 0, 1, reply)
+        if self.smoothness is not None:
+            return 1, size, 1, BYTES
+        # Workers decide: by a limit, and in the same round.
+        return uploads, 5 + size * uploads, 1, BYTES + 8
 
     def asks(self, j: int) -> bool:
         if self.smoothness is None:

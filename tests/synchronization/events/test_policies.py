@@ -59,7 +59,7 @@ def test_the_server_keeps_the_sum_of_the_last_uploads(name: str) -> None:
     run = run_named(name)
     state = run.progress.policy
     own = run.progress.own
-    last = vector(own if name == "lag_ps" else own.last)
+    last = vector(own if name == "lag_ps" else own.upload.last)
     total = vector(jax.tree.map(lambda x: x[None], state.total))[0]
     np.testing.assert_allclose(total, last.sum(axis=0), atol=1e-5)
     np.testing.assert_allclose(last, run.rule.uploads, atol=1e-4)
