@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
 
 from experiments.tasks.task import Task
@@ -104,31 +105,24 @@ def given(method: str, seed: int, task: Task, pace: float, slow: Sequence[float]
     }
 
 
-def test_loss(task: Task, params: Any) -> float:
-    return task.test_score(params)[0]
-
-
 # A run, whose workers are killed.
-
-
-def descendants() -> dict[int, str]:
-    """The command lines of the processes below this one."""
-    parents, names = {}, {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    found, new = set(), {os.getpid()}
-    while new := {pid for pid, parent in parents.items() if parent in new} - found:
-        found |= new
-    return {pid: names[pid] for pid in found}
 
 
 def busy() -> tuple[float, float]:
     """`(busy, all)` core seconds of this machine so far."""
-    ticks = [*map(int, pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9])]
-    idle = ticks[3] + ticks[4]
-    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), sum(ticks) / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    total = times.user + times.nice + times.system + times.irq + times.softirq
+    return total, total + times.idle + times.iowait
+
+
+def victims(name: str) -> list[psutil.Process]:
+    """The processes below this one with this in their command line."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in " ".join(child.cmdline()):
+                found.append(child)
+    return sorted(found, key=lambda process: process.pid)
 
 
 @contextlib.contextmanager
@@ -139,10 +133,9 @@ def killing(name: str, seconds: float, seed: int) -> Iterator[list[float]]:
 
     def run() -> None:
         while not done.wait(draw.expovariate(1 / seconds)):
-            victims = sorted(pid for pid, line in descendants().items() if name in line)
-            if victims:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(draw.choice(victims), signal.SIGKILL)
+            if found := victims(name):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    draw.choice(found).kill()
                     times.append(time.monotonic() - started)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -96,7 +96,7 @@ def train(
         codec. What is computed is what :func:`jaxcomm.synchronization.events.event_loop` simulates.
       workers: The number of workers.
       examples: How many examples there are. Each is dealt once in an epoch, in random order, to
-        whoever is free.
+        whoever is free. The owner draws the order of an epoch at once, with 4 bytes per example.
       batch_size: The examples of a gradient.
       total: The run ends when so many examples have been used.
       seconds: The run ends after this time. One of both must be given.

@@ -1,13 +1,13 @@
 """A program that trains asynchronously, for tests that send it signals, and its processes."""
 
-import os
+import contextlib
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
+import psutil
 
 from jaxcomm import asynchronous
 from jaxcomm.synchronization import events
@@ -33,28 +33,15 @@ def options_of(policy: events.Policy, **changes: Any) -> dict[str, Any]:
     }
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """The names of the processes below one that still run."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (path / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-            name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(path.name)], names[int(path.name)] = int(parent), name
-    found: set[int] = set()
-    new = {pid}
-    while new := {child for child, parent in parents.items() if parent in new} - found:
-        found |= new
-    return {child: names[child] for child in found}
-
-
 def processes(name: str, pid: int | None = None) -> list[int]:
-    """The actors with this name below a process."""
-    lines = descendants(os.getpid() if pid is None else pid).items()
-    return sorted(child for child, line in lines if line.startswith(f"ray::{name}"))
+    """The actors with this name below a process, by default this one."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            is_there = child.status() != psutil.STATUS_ZOMBIE
+            if is_there and " ".join(child.cmdline()).startswith(f"ray::{name}"):
+                found.append(child.pid)
+    return sorted(found)
 
 
 if __name__ == "__main__":
