@@ -120,7 +120,8 @@ def victims(name: str) -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if name in " ".join(child.cmdline()):
+            line = " ".join(child.cmdline())
+            if name in line and "jaxcomm.launch" not in line:  # The launcher survives.
                 found.append(child)
     return sorted(found, key=lambda process: process.pid)
 

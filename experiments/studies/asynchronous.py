@@ -91,8 +91,10 @@ def goodput(config: Options) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
         if method != "synchronous":
             ends = [runs.replayed(run, task, min(counts)) for run in pair]
-            losses = [task.test_score(params)[0] for params in ends]
-            row |= {"losses": losses, "ratio": losses[1] / losses[0]}
+            test = [task.test_score(params)[0] for params in ends]
+            training = [float(runs.train_loss(task, params)) for params in ends]
+            row |= {"test": test, "ratio": test[1] / test[0]}
+            row |= {"training": training, "training_ratio": training[1] / training[0]}
         yield row
 
 
@@ -142,14 +144,22 @@ def clock(config: Options) -> Iterator[dict[str, Any]]:
         between = float(np.mean(np.diff([row.seconds for row in arrived[-1]])))
         message = max(between - each[-1] * gradients, 0.0)
         predicted = _predicted(task, options["policy"], args[1], each, message)
-        joined = max(row.seconds for row in result.rows if row.kind == "joined")
+        # The first work of each worker compiles, which the engine does not know of.
+        firsts = [
+            next(r.seconds for r in result.rows if r.number and r.worker == w) for w in (0, 1, 2)
+        ]
+        start = float(np.median(firsts)) - 2 * gradients * float(np.median(each)) - message
         ratios = {}
         for target in (1.0, 0.5, 0.3):
             times = runs.first_below(measured, target), runs.first_below(predicted, target)
             if None not in times:
-                ratios[target] = times[1] / (times[0] - joined)
+                ratios[target] = times[1] / (times[0] - start)
+        (config.folder / f"{method}.json").write_text(json.dumps({
+            "measured": measured, "predicted": predicted, "start": start,
+            "rows": [row._asdict() for row in result.rows],
+        }))  # fmt: skip
         yield {
-            "method": method, "step_seconds": each, "message_seconds": message, "joined": joined,
+            "method": method, "step_seconds": each, "message_seconds": message, "start": start,
             "predicted_over_measured": ratios,
         }  # fmt: skip
 
@@ -219,7 +229,7 @@ def main(config: Options) -> int:
         table.append(row)
         print(json.dumps(row), flush=True)
     (config.folder / f"{config.what}.json").write_text(json.dumps(table, indent=1) + "\n")
-    for method, name in itertools.product(runs.POLICIES, ("share", "ratio")):
+    for method, name in itertools.product(runs.POLICIES, ("share", "ratio", "training_ratio")):
         values = [row[name] for row in table if row.get("method") == method and name in row]
         if len(values) > 1:
             print(method, name, "mean and 95 % interval", *interval(values))
