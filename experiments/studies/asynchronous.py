@@ -133,7 +133,9 @@ def clock(config: Options) -> Iterator[dict[str, Any]]:
     for method in config.methods or ALL:
         args, options = runs.given(method, 0, task, pace, SLOW)
         result = asynchronous.train(*args, **options, seconds=90.0, progress=False)
-        measured = runs.losses_of(method, task, result.rows)
+        measured = runs.losses_of(
+            method, task, result.rows, every=1 if "decoupled" in method else 10
+        )
         gradients = runs.PERIOD if method.startswith("decoupled") else 1
         arrived = [
             [r for r in result.rows if r.kind == "arrived" and r.worker == worker][2:]
