@@ -40,8 +40,8 @@ POLICIES = {
     ),
     "stale_synchronous": lambda: events.stale_synchronous(optax.sgd(0.05), 2),
     "backup_workers": lambda: events.backup_workers(optax.sgd(0.05), 1),
-    "easgd": lambda: events.easgd(optax.sgd(0.02), elasticity=0.9 / 4, period=3),
-    "eamsgd": lambda: events.eamsgd(0.005, 0.8, elasticity=0.9 / 4),
+    "easgd": lambda: events.easgd(optax.sgd(0.05), elasticity=0.9 / 4, period=3),
+    "eamsgd": lambda: events.eamsgd(0.01, 0.8, elasticity=0.9 / 4),
     "lag_wk": lambda: events.lag_wk(0.1, threshold=0.5, memory=3, max_skip=2),
     "laq": lambda: events.laq(0.1, 6, threshold=0.5, memory=3, max_skip=2),
     "decoupled": lambda: events.decoupled_diloco(

@@ -17,14 +17,11 @@ pytestmark = pytest.mark.xdist_group("ray")
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray")
 def test_goodput_is_a_share_of_the_same_run_without_deaths(tmp_path: Path) -> None:
-    methods = ("decoupled", "synchronous")
-    config = Options(tmp_path, "goodput", methods, seconds=12.0, deaths=4.0, seeds=1)  # type: ignore[arg-type]
+    config = Options(tmp_path, "goodput", ("server",), seconds=40.0, deaths=10.0, seeds=1)
     assert main(config) == 0
-    rows = json.loads((tmp_path / "goodput.json").read_text())
-    assert [row["method"] for row in rows] == [*methods]
-    for row in rows:
-        assert row["examples"][0] > 0 and row["share"] < 1.3 and row["killed"] >= 0
-    assert 0.3 < rows[0]["ratio"] < 3
+    (row,) = json.loads((tmp_path / "goodput.json").read_text())
+    assert min(row["examples"]) > 0 and row["share"] < 2 and row["killed"] >= 0
+    assert 0.3 < row["training_ratio"] < 3
 
 
 @pytest.mark.slow
