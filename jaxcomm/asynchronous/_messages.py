@@ -100,11 +100,6 @@ class Clock(Protocol):
         """Waits for what happens next, or for the time `due` in seconds."""
 
 
-def bytes_of(tree: PyTree) -> int:
-    """The bytes of all arrays."""
-    return sum(np.asarray(x).nbytes for x in jax.tree.leaves(tree))
-
-
 def hosted(tree: PyTree) -> Any:
     """The same arrays as NumPy's, without a copy on CPUs."""
     return jax.tree.map(np.asarray, tree)

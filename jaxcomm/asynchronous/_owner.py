@@ -18,11 +18,11 @@ from jaxcomm.asynchronous._messages import (
     Outcome,
     Report,
     Row,
-    bytes_of,
 )
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.synchronization.events import Event, Policy
 from jaxcomm.synchronization.events._engine import key_of
+from jaxcomm.synchronization.events._messages import bytes_of
 
 _MOST_NONFINITE = 20  # messages in a row, times the workers
 _MOST_DEATHS = 5  # in a row, without a message, times the workers
@@ -143,7 +143,6 @@ class Owner:
     def _left(self, happening: Happening) -> None:
         worker, work = happening.worker, self._work[happening.worker]
         self._present[worker], self._work[worker], self._replies[worker] = False, None, None
-        self._sent[worker] = 0
         self._deaths += 1
         if self._deaths > _MOST_DEATHS * len(self._work):
             raise RuntimeError(
@@ -153,8 +152,14 @@ class Owner:
         lost = 0 if work is None else work.order.examples.size
         if work is not None:
             self._examples.give_back(work.order.examples)
-        outcome = "lost" if lost else ""
-        self._record(happening, outcome=outcome, examples=lost, reason=happening.reason)
+        self._record(
+            happening,
+            outcome="lost" if lost else "",
+            examples=lost,
+            download_bytes=int(self._sent[worker]),
+            reason=happening.reason,
+        )
+        self._sent[worker] = 0
         self._clock.start(worker)
         if self._began:
             self._attend(happening.seconds)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from jaxcomm._contract import PyTree
-from jaxcomm.asynchronous._messages import Happening, Job, Order, Report, Row, bytes_of, hosted
+from jaxcomm.asynchronous._messages import Happening, Job, Order, Report, Row, hosted
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._worker import Programs, Worker
+from jaxcomm.synchronization.events._messages import bytes_of
 
 LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to

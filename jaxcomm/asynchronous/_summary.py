@@ -63,6 +63,7 @@ class Summary:
                 self.alive.discard(row.worker)
                 self.deaths += 1
                 self.lost += row.outcome == "lost"
+                self.download_bytes += row.download_bytes
             elif row.kind == "restored":
                 self.alive.clear()
                 self.restarts += 1

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -273,15 +274,18 @@ class _Run:
         self._rows: list[Row] = []
         self._summary, self._progress = summary, progress
         self._printed = 0.0
+        self._is_first = True
 
     def until_done(self, given: tuple[PyTree, Limits, str | None]) -> Trained:
         """Runs owners, one after the other if they die."""
-        before, errors = -1, self._ray.exceptions
+        errors = self._ray.exceptions
         while True:
+            self._is_first = True
             owner = self._make.remote(*self._given)
             try:
                 self._warn(owner)
                 params, is_done = self._watch(owner, owner.run.remote(*given))
+                self._print("\n")
                 return Trained(params, self._rows, self._summary, is_done)
             except (errors.OutOfDiskError, errors.ObjectStoreFullError) as error:
                 raise RuntimeError(
@@ -294,9 +298,8 @@ class _Run:
                         "The process of the owner has died, and its parameters with it: pass "
                         "`directory`, so that they are saved."
                     ) from error
-                if len(self._rows) == before:
-                    raise RuntimeError("The process of the owner dies again and again.") from error
-                before = len(self._rows)
+                if self._is_first:
+                    raise RuntimeError("The process of the owner dies at once, again.") from error
             finally:
                 self._ray.kill(owner)
 
@@ -326,18 +329,26 @@ class _Run:
 
     def _add(self, rows: list[Row]) -> None:
         for row in rows:
-            if row.kind == "restored":
-                undone = [other for other in self._rows[row.number :] if other.outcome == "used"]
-                del self._rows[row.number :]
-                self._summary = Summary(self._summary.workers, undone=self._summary.undone)
+            if self._is_first:  # Of an owner, which knows no more than its checkpoint.
+                kept = row.number if row.kind == "restored" else 0
+                undone = sum(other.outcome == "used" for other in self._rows[kept:])
+                del self._rows[kept:]
+                undone += self._summary.undone
+                self._summary = Summary(self._summary.workers, undone=undone)
                 self._summary.add(self._rows)
-                self._summary.undone += len(undone)
+                self._is_first = False
             self._rows.append(row)
             self._summary.add([row])
             if self._on_row is not None:
                 self._on_row(row)
-        is_terminal, now = sys.stderr.isatty(), time.monotonic()
-        if self._progress and now - self._printed > (0.2 if is_terminal else 10):
-            self._printed = now
-            begin, end = ("\r\033[K", "") if is_terminal else ("", "\n")
-            print(f"{begin}{self._summary}", end=end, file=sys.stderr, flush=True)
+        if time.monotonic() - self._printed > (0.2 if sys.stderr.isatty() else 10):
+            self._print("" if sys.stderr.isatty() else "\n")
+
+    def _print(self, end: str) -> None:
+        """Prints the summary, on a terminal in place of the last one, as wide as fits in a line."""
+        self._printed = time.monotonic()
+        text = str(self._summary)
+        if sys.stderr.isatty():
+            text = "\r\033[K" + (text if end else text[: shutil.get_terminal_size().columns - 1])
+        if self._progress:
+            print(text, end=end, file=sys.stderr, flush=True)

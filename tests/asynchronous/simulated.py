@@ -83,10 +83,15 @@ def limits_of(updates: int, **changes: Any) -> Limits:
 
 
 def trained(
-    job: Job, limits: Limits, clock: Callable[..., Any] = Simulated, *args: Any, **options: Any
+    job: Job,
+    limits: Limits,
+    clock: Callable[..., Any] = Simulated,
+    *args: Any,
+    start: Any = START,
+    **options: Any,
 ) -> tuple[Owner, list[Row]]:
     """The owner at the end of a run, and the rows of the run."""
     rows: list[Row] = []
-    owner = Owner(job, START, limits, clock(job, *args, **options), on_row=rows.append)
+    owner = Owner(job, start, limits, clock(job, *args, **options), on_row=rows.append)
     owner.run()
     return owner, rows

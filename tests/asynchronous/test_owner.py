@@ -4,6 +4,7 @@ import collections
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -204,6 +205,22 @@ def test_a_gradient_is_clipped_if_asked() -> None:
     owner, rows = trained(job, limits_of(30))
     assert np.linalg.norm(owner.model["w"]) < 0.01 * 30 + 1e-6
     assert all(row.outcome == "used" for row in rows if row.kind == "arrived")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_parameters_in_bfloat16_and_keys_for_the_loss(name: str) -> None:
+    """Keys are those of the gradient, so they too are the same in a replay."""
+    start = {"w": jnp.zeros(3, jnp.bfloat16)}
+
+    def noisy(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        noise = 0.1 * jax.random.normal(key, (3,), jnp.bfloat16)
+        return loss({"w": (params["w"] + noise).astype(jnp.float32)}, batch)
+
+    job, limits = job_of(POLICIES[name](), loss_fn=noisy, has_key=True), limits_of(60)
+    owner, rows = trained(job, limits, Simulated, 1, deaths=0.05, start=start)
+    again, _ = trained(job, limits, Replay, rows, start=start)
+    assert owner.model["w"].dtype == jnp.bfloat16 and owner.model["w"].any()
+    np.testing.assert_array_equal(owner.model["w"], again.model["w"])
 
 
 def test_a_run_begins_with_fewer_workers_and_others_join() -> None:

@@ -123,6 +123,19 @@ def test_the_owner_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
 
 @needs_ray
 @pytest.mark.slow
+def test_an_owner_that_dies_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    def kill() -> None:
+        os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
+
+    policy = events.parameter_server(optax.sgd(0.02))
+    act = once(lambda row: row.kind == "arrived" and row.number > 3, kill)
+    result = trained(policy, act, total=300, directory=tmp_path, checkpoint_seconds=1e6)
+    assert result.summary.undone > 3 and result.rows[0].seconds < result.rows[-1].seconds
+    assert sum(row.examples for row in result.rows if row.outcome == "used") == 300
+
+
+@needs_ray
+@pytest.mark.slow
 def test_an_owner_without_a_directory_cannot_go_on() -> None:
     def kill() -> None:
         os.kill(processes("OwnerProcess")[0], signal.SIGKILL)

@@ -49,10 +49,11 @@ def message_is_gradient(work: Work) -> Steps:
 class Policy(NamedTuple):
     """Who waits for whom, and what the parameters become: pure functions of arrays.
 
-    They are those of two sides. The *owner* keeps a state, in which only small arrays have an axis
-    of workers. A *worker* keeps a memory of its own. Only three things travel: the view and the
-    reply to a worker, and its message to the owner. So a policy also runs where the sides are
-    processes, as in :mod:`jaxcomm.asynchronous`.
+    They are those of two sides. The *owner* keeps a state. All but `init`, `model` and `attend` run
+    in a `jax.lax.scan`: they may read and write a few rows of arrays [workers, ...], and compute no
+    new arrays of that size, except arrays [workers]. A *worker* keeps a memory of its own. Only
+    three things travel: the view and the reply to a worker, and its message to the owner. So a
+    policy also runs where the sides are processes, as in :mod:`jaxcomm.asynchronous`.
 
     Attributes:
       init: `(params, workers) -> state`, of the owner, before the first event.

@@ -20,7 +20,7 @@ def test_goodput_is_a_share_of_the_same_run_without_deaths(tmp_path: Path) -> No
     config = Options(tmp_path, "goodput", ("server",), seconds=40.0, deaths=10.0, seeds=1)
     assert main(config) == 0
     (row,) = json.loads((tmp_path / "goodput.json").read_text())
-    assert min(row["examples"]) > 0 and row["share"] < 2 and row["killed"] >= 0
+    assert min(row["examples"]) > 0 and 0.2 < row["share"] < 2
     assert 0.3 < row["training_ratio"] < 3
 
 
