@@ -179,6 +179,7 @@ def train(
         raise ValueError("Pass `total` or `seconds`: when does the run end?")
     limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
+    jax.eval_shape(lambda params: policy.init(params, workers), params)  # Raises its errors here.
     if replay is not None:
         if replay and replay[0].kind == "restored":
             raise ValueError(

@@ -123,7 +123,7 @@ def test_the_owner_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
 
 @needs_ray
 @pytest.mark.slow
-def test_an_owner_that_dies_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_an_owner_that_dies_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     def kill() -> None:
         os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
 
@@ -211,6 +211,7 @@ def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"policy": aborts}, "in_flight='finish_late'"),
         ({"policy": events.lag_ps(0.1, [1.0] * 3)}, "needs every worker to the end"),
         ({"start": 4}, "`start`=4 is more than"),
+        ({"policy": events.backup_workers(optax.sgd(0.1), 3)}, "less than 3 workers"),
         ({"total": None}, "Pass `total` or `seconds`"),
     ]:
         with pytest.raises(ValueError, match=message):
