@@ -32,11 +32,14 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 
 def trained(
-    policy: events.Policy, act: Callable[[Row], None] = lambda row: None, **changes: Any
+    policy: events.Policy,
+    act: Callable[[Row], None] = lambda row: None,
+    of: Callable[..., Any] = paced,
+    **changes: Any,
 ) -> Any:
     """A run whose rows are passed to `act` as they come, and which equals its replay."""
     options = options_of(policy, **changes)
-    result = asynchronous.train(loss, START, paced, **options, on_row=act)
+    result = asynchronous.train(loss, START, of, **options, on_row=act)
     again = asynchronous.train(loss, START, batches, **options, replay=result.rows)
     np.testing.assert_array_equal(result.params["w"], again.params["w"])
     assert not processes("")
@@ -80,15 +83,32 @@ def test_processes_make_the_same_bits_as_a_replay() -> None:
     ],
     ids=["stale_synchronous", "backup_workers", "decoupled_diloco"],
 )  # fmt: skip
-def test_a_killed_worker_returns(policy: events.Policy) -> None:
+def test_a_killed_worker_returns(policy: events.Policy, tmp_path: Path) -> None:
+    returns = tmp_path / "returns"
+
     def kill() -> None:
+        returns.touch()
         os.kill(processes("WorkerProcess")[0], signal.SIGKILL)
 
-    act = once(lambda row: row.kind == "arrived" and row.number > 3, kill)
-    result = trained(policy, act, total=300, devices=2)
-    # On a busy machine, others may be silent for long.
-    left = next(row for row in result.rows if row.kind == "left" and "silent" not in row.reason)
-    after = [row for row in result.rows if row.seconds > left.seconds and row.worker == left.worker]
+    def slow(numbers: np.ndarray, worker: int) -> Any:
+        """The others still train when it returns, however busy the machine."""
+        time.sleep(1.0 if returns.exists() else 0.0)
+        return paced(numbers, worker)
+
+    kills = once(lambda row: row.kind == "arrived" and row.number > 3, kill)
+    left: list[Row] = []
+
+    def act(row: Row) -> None:
+        kills(row)
+        # On a busy machine, others may be silent for long.
+        if row.kind == "left" and "silent" not in row.reason:
+            left.append(row)
+        if left and row.kind == "arrived" and row.worker == left[0].worker:
+            returns.unlink(missing_ok=True)
+
+    result = trained(policy, act, of=slow, total=300, devices=2)
+    died = left[0]
+    after = [row for row in result.rows if row.seconds > died.seconds and row.worker == died.worker]
     assert after[0].kind == "joined" and after[1].kind == "arrived"
 
 

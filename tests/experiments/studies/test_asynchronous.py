@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray")
 def test_goodput_is_a_share_of_the_same_run_without_deaths(tmp_path: Path) -> None:
-    config = Options(tmp_path, "goodput", ("server",), seconds=40.0, deaths=10.0, seeds=1)
+    config = Options(tmp_path, "goodput", ("server",), seconds=100.0, deaths=20.0, seeds=1)
     assert main(config) == 0
     (row,) = json.loads((tmp_path / "goodput.json").read_text())
     assert min(row["examples"]) > 0 and 0.2 < row["share"] < 2
