@@ -36,21 +36,43 @@ class Order(NamedTuple):
     params: PyTree = None  # where it joins
     reply: PyTree = None  # of the owner to its last message
     view: PyTree = None
+    life: int = 0  # how often the worker had joined before
+    is_late: bool = False  # whether the run has begun
+
+
+class Version(NamedTuple):
+    """The parameters that a worker without an owner has had."""
+
+    worker: int
+    life: int
+    age: int  # how often they have changed in this life
+
+
+class Change(NamedTuple):
+    """How the parameters of a worker without an owner have changed."""
+
+    after: Version
+    other: Version | None  # with which it averaged, or as which it began
+    number: int  # of its gradient; -1 if it was the gradient of the other
 
 
 class Report(NamedTuple):
     """What a worker has computed."""
 
     message: PyTree  # None if it was not finite
-    loss: float  # the mean over its gradients
-    seconds: float  # that it computed
-    heard: tuple[tuple[int, int], ...]  # `(number of the gradient, version of the view)`
+    loss: float = float("nan")  # the mean over its gradients
+    seconds: float = 0.0  # that it computed
+    heard: tuple[tuple[int, int], ...] = ()  # `(number of the gradient, version of the view)`
+    upload_bytes: int = 0
+    download_bytes: int = 0  # from others than the owner
+    staleness: int = -1  # by changes of others, if not by messages to the owner
+    changes: tuple[Change, ...] = ()
 
 
 class Happening(NamedTuple):
     """What a clock returns to the owner."""
 
-    kind: Literal["joined", "left", "arrived", "time", "restored", "stopped"]
+    kind: Literal["joined", "left", "arrived", "time", "restored", "collected", "stopped"]
     seconds: np.float32
     worker: int = -1
     report: Report | None = None
@@ -63,7 +85,7 @@ class Row(NamedTuple):
     A run is determined by its rows, so that they can be replayed.
     """
 
-    kind: Literal["joined", "left", "arrived", "time", "restored"]
+    kind: Literal["joined", "left", "arrived", "time", "restored", "collected"]
     seconds: float  # since the beginning
     worker: int = -1
     number: int = 0  # of the first gradient of the work; if restored, of the rows before
@@ -76,6 +98,7 @@ class Row(NamedTuple):
     download_bytes: int = 0  # since the row before of this worker
     heard: tuple[tuple[int, int], ...] = ()
     reason: str = ""
+    changes: tuple[Change, ...] = ()  # of workers without an owner
 
 
 class Clock(Protocol):

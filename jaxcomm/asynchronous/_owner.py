@@ -98,7 +98,7 @@ class Owner:
         self._new: list[bool] = [True] * workers  # whether a worker has not begun since it joined
         self._replies: list[PyTree] = [None] * workers
         self._sent = np.zeros(workers, np.int64)  # bytes to each worker that no row has yet
-        self._numbers = np.zeros(workers, np.int64)
+        self._numbers, self._lives = np.zeros(workers, np.int64), np.full(workers, -1)
         self._position = self._trained = self._version = self._dropped = 0
         self._nonfinite = self._deaths = 0  # in a row
         self._began = False
@@ -133,6 +133,7 @@ class Owner:
 
     def _joined(self, happening: Happening) -> None:
         self._present[happening.worker], self._new[happening.worker] = True, True
+        self._lives[happening.worker] += 1
         self._record(happening)
         if self._began:
             self._attend(happening.seconds)
@@ -186,7 +187,7 @@ class Owner:
         )  # fmt: skip
         assert report is not None and work is not None
         self._work[worker], self._deaths = None, 0
-        staleness = self._position - work.position
+        staleness = self._position - work.position if report.staleness < 0 else report.staleness
         self._numbers[worker] += len(work.order.examples)
         outcome: Outcome = "nonfinite"
         if report.message is None:
@@ -208,9 +209,10 @@ class Owner:
             loss=report.loss,
             examples=work.order.examples.size,
             work_seconds=report.seconds,
-            upload_bytes=bytes_of(report.message),
-            download_bytes=int(self._sent[worker]),
+            upload_bytes=report.upload_bytes,
+            download_bytes=int(self._sent[worker]) + report.download_bytes,
             heard=report.heard,
+            changes=report.changes,
         )
         self._sent[worker] = 0
         self._begin(begins)
@@ -271,7 +273,8 @@ class Owner:
                 examples=self._examples.take(count * batch).reshape(count, batch),
                 params=shared(self._run.model(self._state)) if joins else None,
                 reply=self._replies[worker],
-                view=None,
+                life=int(self._lives[worker]),
+                is_late=self._position > 0,
             )
             if joins or not self._run.pushes:
                 view = shared(self._run.view(self._state, np.int32(worker)))

@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 
 from jaxcomm._contract import PyTree
+from jaxcomm.asynchronous._coordinator import Coordinator
 from jaxcomm.asynchronous._messages import Happening, Job, Order, Report, Row, hosted
 from jaxcomm.asynchronous._owner import Limits, Owner
+from jaxcomm.asynchronous._pairs import PairPrograms, PairWorker, Shown
 from jaxcomm.asynchronous._worker import Programs, Worker
 from jaxcomm.synchronization.events._messages import bytes_of
 
 LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
+_SECONDS_TO_SAY = 2.0  # that a worker waits for another
+_SECONDS_TO_SHOW = 60.0  # its parameters at the end
 
 
 def require_ray() -> Any:
@@ -60,13 +64,84 @@ class WorkerProcess:
         self._heard.append((version, view))
 
 
+class PairProcess:
+    """The actor of a worker without an owner. Its other threads answer the other workers."""
+
+    def ready(self, job: Job, index: int) -> None:
+        """Makes the programs."""
+        self._worker = PairWorker(PairPrograms(job), index)
+
+    def run(
+        self, order: Order, params: PyTree, reply: PyTree, view: PyTree, actors: dict[int, Any]
+    ) -> Report:
+        """Computes and meets."""
+        peers = {index: RayPeer(actor) for index, actor in actors.items()}
+        return self._worker.run(order._replace(params=params), peers)
+
+    def waits(self) -> bool:
+        """Whether it waits for another worker."""
+        return self._worker.waits
+
+    def meet(self, shown: Shown, number: int) -> Shown | None:
+        """As of :class:`Peer`."""
+        return self._worker.meet(shown, number)
+
+    def host(self, actor: Any, number: int) -> None:
+        """As of :class:`Peer`, with the actor of the worker that asks."""
+        self._worker.host(RayPeer(actor), number)
+
+    def show(self) -> Shown | None:
+        """As of :class:`Peer`."""
+        return self._worker.show()
+
+
+class RayPeer:
+    """Another actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._ray, self._actor = require_ray(), actor
+
+    def meet(self, shown: Shown, number: int) -> Shown | None:
+        """As of :class:`Peer`."""
+        return self._answer(self._actor.meet, shown, number)
+
+    def host(self, worker: int, number: int) -> None:
+        """As of :class:`Peer`."""
+        own = self._ray.get_runtime_context().current_actor
+        self._answer(self._actor.host, own, number)
+
+    def show(self) -> Shown | None:
+        """As of :class:`Peer`."""
+        return self._answer(self._actor.show)
+
+    def _answer(self, method: Any, *args: Any) -> Any:
+        try:
+            return self._ray.get(method.remote(*args))
+        except _deaths(self._ray):
+            return None
+
+
+def _deaths(ray: Any) -> tuple[type[Exception], ...]:
+    """What Ray raises if a process has died."""
+    of_ray = ray.exceptions
+    return (
+        *(of_ray.RayActorError, of_ray.WorkerCrashedError),
+        *(of_ray.OutOfMemoryError, of_ray.ObjectLostError),
+    )
+
+
 class RayClock:
     """Real time, and real workers."""
 
     def __init__(self, job: Any, options: dict[str, Any], patience: float) -> None:
         self._ray = require_ray()
         self._job = job  # a reference
-        self._process = self._ray.remote(max_concurrency=2, **options)(WorkerProcess)
+        given: Job = self._ray.get(job)
+        self._meets = given.policy.pairs is not None
+        # Each other worker may wait here in up to three calls.
+        threads = 3 * given.workers + 4 if self._meets else 2
+        process = PairProcess if self._meets else WorkerProcess
+        self._process = self._ray.remote(max_concurrency=threads, **options)(process)
         self._patience, self._origin = patience, time.monotonic()
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
@@ -93,8 +168,11 @@ class RayClock:
 
     def begin(self, worker: int, order: Order) -> None:
         """Sends an order."""
-        parts = map(self._object, (order.params, order.reply, order.view))
+        parts = tuple(map(self._object, (order.params, order.reply, order.view)))
         bare = order._replace(params=None, reply=None, view=None)
+        if self._meets:
+            others = self._took.keys() - {worker}
+            parts = *parts, {other: self._actors[other] for other in sorted(others)}
         self._wait(worker, self._actors[worker].run.remote(bare, *parts))
 
     def hear(self, worker: int, version: int, view: PyTree) -> None:
@@ -111,10 +189,13 @@ class RayClock:
             done, _ = self._ray.wait(references, timeout=max(wait - self.seconds(), 0))
             if done:
                 return self._happened(done[0])
-            now = self.seconds()
             for worker, since in self._since.items():
-                if now > self._deadline(worker):
-                    return self._left(worker, f"silent for {now - since:.1f} s")
+                if self.seconds() > self._deadline(worker):
+                    if self._meets and self._is_kept_waiting(worker):
+                        self._since[worker] = self.seconds()
+                    else:
+                        return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
+            now = self.seconds()
             # The owner compares the time with `due` in float32.
             if np.float32(now) > np.float32(due):
                 return Happening("time", np.float32(now))
@@ -122,14 +203,9 @@ class RayClock:
 
     def _happened(self, reference: Any) -> Happening:
         worker = self._waiting[reference]
-        of_ray = self._ray.exceptions
-        deaths = (
-            *(of_ray.RayActorError, of_ray.WorkerCrashedError),
-            *(of_ray.OutOfMemoryError, of_ray.ObjectLostError),
-        )
         try:
             report = self._ray.get(reference)
-        except deaths as error:
+        except _deaths(self._ray) as error:
             return self._left(worker, str(error).splitlines()[0])
         del self._waiting[reference]
         took = self.seconds() - self._since.pop(worker)
@@ -141,6 +217,32 @@ class RayClock:
         (self._took[worker] if worker in self._compiled else self._firsts).append(took)
         self._compiled.add(worker)
         return Happening("arrived", np.float32(self.seconds()), worker, report)
+
+    def collected(self) -> list[Happening]:
+        """The parameters of those that answer."""
+        asked = {self._actors[worker].show.remote(): worker for worker in sorted(self._took)}
+        if asked:
+            done, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_SECONDS_TO_SHOW)
+        found = []
+        for reference in done if asked else ():
+            with contextlib.suppress(*_deaths(self._ray)):
+                shown = self._ray.get(reference)
+                if shown is None:
+                    continue
+                # That of the parameters comes last.
+                changes = sorted(shown.changes, key=lambda change: change.after == shown.version)
+                report = Report(shown.params, changes=tuple(changes))
+                now = np.float32(self.seconds())
+                found.append(Happening("collected", now, asked[reference], report))
+        return found
+
+    def _is_kept_waiting(self, worker: int) -> bool:
+        """Whether a worker is silent because another one is."""
+        try:
+            asked = self._actors[worker].waits.remote()
+            return bool(self._ray.get(asked, timeout=_SECONDS_TO_SAY))
+        except (self._ray.exceptions.GetTimeoutError, *_deaths(self._ray)):
+            return False
 
     def _left(self, worker: int, reason: str) -> Happening:
         self._ray.kill(self._actors.pop(worker), no_restart=True)
@@ -190,7 +292,8 @@ class OwnerProcess:
             if directory is not None:
                 module = importlib.import_module("jaxcomm.checkpoint")
                 checkpoints = stack.enter_context(module.Checkpoints(directory))
-            owner = Owner(self._job, params, limits, self._clock, checkpoints, self._rows.append)
+            given = self._job, params, limits, self._clock, checkpoints, self._rows.append
+            owner = Owner(*given) if self._job.policy.pairs is None else Coordinator(*given)
             owner.run()
             return owner.model, not self._clock.stopped.is_set()
 

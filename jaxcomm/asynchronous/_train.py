@@ -20,6 +20,7 @@ import numpy as np
 from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._require import AboveZero, Natural, Positive, checked
+from jaxcomm.asynchronous._coordinator import replayed
 from jaxcomm.asynchronous._messages import Batches, Job, Row
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._replay import Replay
@@ -166,7 +167,7 @@ def train(
             "`policy` abandons gradients that are half finished, which a process cannot: use "
             "`in_flight='finish_late'`."
         )
-    if policy.attend is None:
+    if policy.attend is None and policy.pairs is None:
         raise ValueError(
             "`policy` needs every worker to the end, and a process may die: simulate it with "
             "`jaxcomm.synchronization.events.event_loop`."
@@ -177,6 +178,8 @@ def train(
     job = Job(loss_fn, batches, policy, workers, seed, batch_size, devices, has_key, clip)
     if total is None and seconds is None:
         raise ValueError("Pass `total` or `seconds`: when does the run end?")
+    if policy.pairs is not None and directory is not None:
+        raise ValueError("The workers of `policy` have the parameters: it keeps no `directory`.")
     limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     jax.eval_shape(lambda params: policy.init(params, workers), params)  # Raises its errors here.
@@ -187,6 +190,11 @@ def train(
                 "run that saved it, and these."
             )
         rows: list[Row] = []
+        if policy.pairs is not None:
+            model, rows, is_done = replayed(job, params, limits, replay)
+            summary = Summary(workers)
+            summary.add(rows)
+            return Trained(model, rows, summary, is_done)
         owner = Owner(job, params, limits, Replay(job, replay), on_row=rows.append)
         owner.run()
         summary = Summary(workers)

@@ -15,6 +15,7 @@ from jaxcomm.asynchronous._messages import Job, Order, Report, hosted
 from jaxcomm.synchronization._trees import scaled, squared_norm
 from jaxcomm.synchronization.events import Task
 from jaxcomm.synchronization.events._engine import key_of
+from jaxcomm.synchronization.events._messages import bytes_of
 from jaxcomm.training._make_step import make_step
 
 News = Callable[[int], tuple[int, PyTree] | None]
@@ -26,7 +27,7 @@ _keeping = optax.GradientTransformation(
 )
 
 
-def _gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
+def gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
     """`(params, batch, key) -> (loss, gradient)`, the mean over the devices of this process."""
     devices = jax.local_devices()[: job.devices]
     if job.batch_size % len(devices):
@@ -45,12 +46,12 @@ def _gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
         if job.clip is not None:
             norm = jnp.sqrt(squared_norm(found))
             found = scaled(found, jnp.minimum(1, job.clip / jnp.maximum(norm, 1e-30)))
-        return jnp.where(_is_finite(found), loss, jnp.nan), found
+        return jnp.where(is_finite(found), loss, jnp.nan), found
 
     return gradient
 
 
-def _is_finite(tree: PyTree) -> jax.Array:
+def is_finite(tree: PyTree) -> jax.Array:
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats] or [jnp.bool_(True)]))
 
@@ -59,7 +60,7 @@ class Programs:
     """The compiled programs of a worker, which all workers of a process share."""
 
     def __init__(self, job: Job) -> None:
-        policy, gradient = job.policy, _gradients(job)
+        policy, gradient = job.policy, gradients(job)
 
         def step(
             own: PyTree, view: PyTree, worker: jax.Array, number: jax.Array, batch: PyTree
@@ -67,7 +68,7 @@ class Programs:
             task = Task(worker, number, key_of(job.seed, worker, number))
             work = lambda params, task: gradient(params, batch, task.key)  # noqa: E731
             loss, message, own = policy.steps(work)(own, view, task)
-            return loss, message, own, _is_finite((loss, message))
+            return loss, message, own, is_finite((loss, message))
 
         self.batches, self.step = job.batches, jax.jit(step)
         self.join = jax.jit(lambda params: policy.join(params, job.workers))
@@ -110,4 +111,4 @@ class Worker:
         seconds = time.monotonic() - started
         if message is not None:
             message = self._programs.pruned(hosted(message))
-        return Report(message, mean_loss, seconds, tuple(heard))
+        return Report(message, mean_loss, seconds, tuple(heard), bytes_of(message))

@@ -13,6 +13,7 @@ from jaxcomm._require import AtLeastZero, Positive, checked
 from jaxcomm.synchronization._stragglers import Straggler, seconds_of
 from jaxcomm.synchronization._trees import chosen, row, rows_of, with_row
 from jaxcomm.synchronization.events._messages import Sent, sent
+from jaxcomm.synchronization.events._pairs import Pairs
 
 
 class Task(NamedTuple):
@@ -82,6 +83,7 @@ class Policy(NamedTuple):
         bool[workers], has those that take part. `None`: the policy needs all workers to the end.
       pruned: `message -> message`, without what is not sent; called by a process, not in a trace.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
+      pairs: What processes do without an owner, if the state has nothing but their parameters.
     """
 
     init: Callable[[PyTree, int], Any]
@@ -99,6 +101,7 @@ class Policy(NamedTuple):
     attend: Callable[[Any, jax.Array, jax.Array], Any] | None = None
     pruned: Callable[[PyTree], PyTree] = lambda message: message
     restarts: bool = False
+    pairs: Pairs | None = None
 
 
 def key_of(seed: int | jax.Array, worker: jax.Array, number: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jaxcomm.synchronization._trees import (
 )
 from jaxcomm.synchronization.events._engine import Event, Policy
 from jaxcomm.synchronization.events._messages import Sent, bytes_of, sent
+from jaxcomm.synchronization.events._pairs import Member, Pairs
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -64,14 +65,6 @@ def require_size(neighbors: Neighbors, workers: int) -> None:
     """Raises unless the graph has this number of workers."""
     if len(neighbors.table) != workers:
         raise ValueError(f"`graph` has {len(neighbors.table)} nodes, for {workers} workers.")
-
-
-class PairState(NamedTuple):
-    """The parameters of each worker, and those at which it computes."""
-
-    params: PyTree  # leaves [workers, ...], in float32 at least
-    read: PyTree  # leaves [workers, ...], in the dtypes of the parameters
-    optimizer: Any  # leaves [workers, ...]
 
 
 def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Policy:
@@ -112,43 +105,51 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
     require_transformation(tx)
     neighbors = to_neighbors(graph)
 
-    def init(params: PyTree, workers: int) -> PairState:
-        require_size(neighbors, workers)
-        return PairState(
-            params=rows_of(wide(params), workers),
-            read=rows_of(params, workers),
-            optimizer=rows_of(tx.init(params), workers),
-        )
+    def join(params: PyTree) -> Member:
+        return Member(wide(params), params, tx.init(params))
 
-    def finish(state: PairState, event: Event, gradient: PyTree) -> tuple[PairState, PyTree, Sent]:
-        worker = event.worker
-        degree = jnp.asarray(neighbors.degrees)[worker]
-        drawn = jax.random.randint(event.key, (), 0, jnp.maximum(degree, 1))
-        partner = jnp.asarray(neighbors.table)[worker, drawn]
-        own, other = row(state.params, worker), row(state.params, partner)
+    def partner(worker: jax.Array, key: jax.Array, present: jax.Array) -> jax.Array:
+        others = jnp.asarray(neighbors.table)[worker]
+        among = jnp.asarray(neighbors.linked)[worker] & present[others]
+        count = jnp.sum(among, dtype=jnp.int32)
+        drawn = jax.random.randint(key, (), 0, jnp.maximum(count, 1))
+        chosen = jnp.argmax(among & (jnp.cumsum(among) == drawn + 1))
+        return jnp.where(count > 0, others[chosen], -1)
+
+    def meet(own: PyTree, other: PyTree) -> tuple[PyTree, PyTree]:
         half, _ = toward(own, other, jnp.asarray(0.5, jax.tree.leaves(own)[0].dtype))
-        average = plus(own, half)
-        updates, optimizer = tx.update(
-            gradient, row(state.optimizer, worker), narrow(average, gradient)
-        )
-        after = plus(average, updates)
-        params = with_row(state.params, partner, minus(other, half))
-        size = jnp.where(degree > 0, bytes_of(gradient), 0)
-        after_event = PairState(
-            params=with_row(params, worker, after),
-            read=with_row(state.read, worker, narrow(after, gradient)),
-            optimizer=with_row(state.optimizer, worker, optimizer),
-        )
-        return after_event, (), sent(degree > 0, size, degree > 0, size)
+        return plus(own, half), minus(other, half)
 
-    def model(state: PairState) -> PyTree:
-        return narrow(jax.tree.map(lambda x: jnp.mean(x, axis=0), state.params), state.read)
+    def step(member: Member, gradient: PyTree) -> Member:
+        params, _, optimizer = member
+        updates, optimizer = tx.update(gradient, optimizer, narrow(params, gradient))
+        params = plus(params, updates)
+        return Member(params, narrow(params, gradient), optimizer)
+
+    def mean(params: PyTree, like: PyTree) -> PyTree:
+        return narrow(jax.tree.map(lambda x: jnp.mean(x, axis=0), params), like)
+
+    def init(params: PyTree, workers: int) -> Member:
+        require_size(neighbors, workers)
+        return rows_of(join(params), workers)
+
+    def finish(state: Member, event: Event, gradient: PyTree) -> tuple[Member, PyTree, Sent]:
+        worker = event.worker
+        drawn = partner(worker, event.key, jnp.ones(len(neighbors.table), bool))
+        meets = drawn >= 0
+        at = jnp.where(meets, drawn, worker)
+        average, other = meet(row(state.params, worker), row(state.params, at))
+        own = Member(average, (), row(state.optimizer, worker))
+        params = state._replace(params=with_row(state.params, at, other))
+        size = jnp.where(meets, bytes_of(gradient), 0)
+        return with_row(params, worker, step(own, gradient)), (), sent(meets, size, meets, size)
 
     return Policy(
         init=init,
         view=lambda state, worker: row(state.read, worker),
         finish=finish,
-        model=model,
+        model=lambda state: mean(state.params, state.read),
+        pairs=Pairs(join, partner, meet, step, mean),
     )
 
 

@@ -1,0 +1,214 @@
+"""The owner's part where workers have the parameters: it deals examples, and records changes."""
+
+import collections
+import graphlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from jaxcomm._contract import PyTree
+from jaxcomm.asynchronous._messages import (
+    Change,
+    Clock,
+    Happening,
+    Job,
+    Order,
+    Report,
+    Row,
+    Version,
+)
+from jaxcomm.asynchronous._owner import Limits, Owner
+from jaxcomm.asynchronous._pairs import PairPrograms
+from jaxcomm.checkpoint import Checkpoints
+from jaxcomm.synchronization.events import Policy
+from jaxcomm.synchronization.events._messages import sent
+from jaxcomm.synchronization.events._pairs import Member
+
+# The state is the first parameters, at which workers join. Messages have none.
+_WATCHES = Policy(
+    init=lambda params, workers: params,
+    view=lambda state, worker: (),
+    finish=lambda state, event, message: (state, (), sent()),
+    model=lambda state: state,
+    attend=lambda state, present, seconds: state,
+)
+
+
+class PairClock(Clock, Protocol):
+    """A clock whose workers have the parameters."""
+
+    def collected(self) -> list[Happening]:
+        """Their parameters, as messages; the last change of each has made them."""
+
+
+class Coordinator(Owner):
+    """An owner without parameters; at the end, it collects those of the workers."""
+
+    def __init__(
+        self,
+        job: Job,
+        params: PyTree,
+        limits: Limits,
+        clock: PairClock,
+        checkpoints: Checkpoints | None = None,
+        on_row: Callable[[Row], None] = lambda row: None,
+    ) -> None:
+        assert checkpoints is None
+        super().__init__(job._replace(policy=_WATCHES), params, limits, clock, None, on_row)
+        self._shows, self._collected = clock.collected, list[PyTree]()
+        self._known: dict[Version, int] = {}  # of each life, how many changes are; age 0
+        self._apart: set[Version] = set()  # those that are after one that is not
+        self._mean = PairPrograms.mean_of(job)
+
+    @property
+    def model(self) -> PyTree:
+        """The mean of the workers, as NumPy arrays."""
+        return jax.tree.map(np.array, self._mean(self._collected, self._state))
+
+    def run(self) -> None:
+        """Runs until the end, or until the clock is stopped."""
+        super().run()
+        for happening in self._shows():
+            assert happening.report is not None
+            self._record(happening, changes=happening.report.changes)
+            self._collected.append(happening.report.message)
+        if not self._collected:
+            raise RuntimeError("No worker is left, and the parameters were with them.")
+
+    def _arrived(self, happening: Happening) -> None:
+        """Records each change once, of those that several workers know."""
+        report = happening.report
+        assert report is not None
+        new = tuple(change for change in report.changes if self._is_new(change.after))
+        super()._arrived(happening._replace(report=report._replace(changes=new)))
+
+    def _is_new(self, version: Version) -> bool:
+        life = version._replace(age=0)
+        known = self._known.get(life, 0)
+        if version.age < known or version in self._apart:
+            return False
+        self._apart.add(version)
+        while (following := life._replace(age=known)) in self._apart:
+            self._apart.remove(following)
+            known += 1
+        self._known[life] = known
+        return True
+
+
+class _Dealing:
+    """A clock that goes through rows, and computes nothing."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = iter(rows)
+        self.examples: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def seconds(self) -> float:
+        """Nothing is saved."""
+        return 0.0
+
+    def resume(self, seconds: float) -> None:
+        """Nothing: rows have times."""
+
+    def start(self, worker: int) -> None:
+        """Nothing: the rows say when it joins."""
+
+    def begin(self, worker: int, order: Order) -> None:
+        """Keeps the examples."""
+        (self.examples[worker, order.life, order.number],) = order.examples
+
+    def hear(self, worker: int, version: int, view: PyTree) -> None:
+        """Nothing: no owner has a view."""
+
+    def next(self, due: float) -> Happening:
+        """The next row happens again."""
+        row = next(self._rows, None)
+        if row is None or row.kind == "collected":
+            return Happening("stopped", np.float32(0))
+        message = None if row.outcome == "nonfinite" else ()
+        report = Report(message, row.loss, row.work_seconds)
+        return Happening(row.kind, np.float32(row.seconds), row.worker, report, row.reason)
+
+
+def dealt(
+    job: Job, params: PyTree, limits: Limits, rows: Sequence[Row]
+) -> tuple[dict[tuple[int, int, int], np.ndarray], bool]:
+    """The examples by worker, life and number of the gradient; and whether that was all."""
+    clock = _Dealing(rows)
+    dealer = Owner(job._replace(policy=_WATCHES), params, limits, clock)
+    dealer.run()
+    return clock.examples, dealer.is_done
+
+
+def replayed(
+    job: Job, params: PyTree, limits: Limits, rows: Sequence[Row]
+) -> tuple[PyTree, list[Row], bool]:
+    """The parameters of a run, its rows with the losses of now, and whether it was at its end."""
+    examples, is_done = dealt(job, params, limits, rows)
+    changes = {change.after: change for row in rows for change in row.changes}
+    ends = [row.changes[-1].after for row in rows if row.kind == "collected"]
+    if not ends:  # The rows end early.
+        newest = {version.worker: version for version in sorted(changes)}
+        ends = [*newest.values()]
+    model, losses = rebuilt(job, params, changes, ends, examples)
+    return model, [*_with_losses(rows, losses)], is_done
+
+
+def rebuilt(
+    job: Job,
+    params: PyTree,
+    changes: Mapping[Version, Change],
+    ends: Sequence[Version],
+    examples: Mapping[tuple[int, int, int], np.ndarray],
+) -> tuple[PyTree, dict[tuple[int, int, int], float]]:
+    """The mean of the versions `ends`, and the losses of all gradients before.
+
+    Each version of a worker's parameters is made of its last one, and of one of another worker.
+    """
+    made_of: dict[Version, list[Version]] = {
+        after: [
+            *([after._replace(age=after.age - 1)] if after.age else []),
+            *([change.other] if change.other else []),
+        ]
+        for after, change in changes.items()
+    }
+    reads = collections.Counter([*ends, *(of for all_of in made_of.values() for of in all_of)])
+    programs = PairPrograms(job)
+    members: dict[Version, Member] = {}
+    losses: dict[tuple[int, int, int], float] = {}
+    for version in graphlib.TopologicalSorter(made_of).static_order():
+        _, other, number = changes[version]
+        worker, life, age = version
+        theirs = members[other].params if other else None
+        if age == 0:
+            member = programs.join(params if other is None else theirs, params)
+        else:
+            member = members[version._replace(age=age - 1)]
+            if number < 0:
+                member = member._replace(params=programs.meet(theirs, member.params)[1])
+            else:
+                batch = programs.batches(examples[worker, life, number], worker)
+                loss, gradient, _ = programs.gradient(
+                    member.read, np.int32(worker), np.int32(number), batch
+                )
+                losses[worker, life, number] = float(loss)
+                if other is not None:
+                    member = member._replace(params=programs.meet(member.params, theirs)[0])
+                member = programs.step(member, gradient)
+        members[version] = member
+        for of in made_of[version]:
+            reads[of] -= 1
+            if not reads[of]:
+                del members[of]
+    model = programs.mean([members[version].params for version in ends], params)
+    return jax.tree.map(np.array, model), losses
+
+
+def _with_losses(rows: Sequence[Row], losses: dict[tuple[int, int, int], float]) -> Iterator[Row]:
+    lives: collections.Counter[int] = collections.Counter()
+    for row in rows:
+        lives[row.worker] += row.kind == "joined"
+        place = row.worker, lives[row.worker] - 1, row.number
+        is_used = row.kind == "arrived" and row.outcome == "used"
+        yield row._replace(loss=losses[place]) if is_used else row
