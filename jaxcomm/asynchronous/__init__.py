@@ -1,7 +1,8 @@
 """Asynchronous training on processes of Ray, by the policies of `synchronization.events`.
 
 It is for workers that are slow, differ, or fail, where each exchange of a synchronous program would
-wait for the slowest, and a death would stop all. It needs `pip install "jaxcomm[ray]"`.
+wait for the slowest, and a death would stop all. An owner has the parameters, or workers have them
+and average in pairs. It needs `pip install "jaxcomm[ray]"`.
 """
 
 from jaxcomm.asynchronous._messages import Row

@@ -85,6 +85,11 @@ def train(
     again, and a new process takes its place. A message with something not finite is dropped, and so
     is one that is staler than the policy allows. Everything that is lost or dropped is in the rows.
 
+    With :func:`jaxcomm.synchronization.events.asynchronous_pairs`, workers have the parameters and
+    send them to each other; the owner deals examples, and collects the mean at the end. A worker
+    that joins late begins at the parameters of another. While one hangs, those that wait for it
+    wait until its deadline.
+
     Ray is used where the program is connected to it, or at the address in `RAY_ADDRESS`; otherwise
     a cluster on this machine is begun and ended. Ctrl+C and SIGTERM end a run, after a checkpoint.
 
@@ -94,8 +99,9 @@ def train(
       batches: `(numbers, worker) -> batch`, called by the workers with int32[batch_size], numbers
         of examples. It is sent to each worker, with what it refers to.
       policy: Such as :func:`jaxcomm.synchronization.events.parameter_server`,
-        `stale_synchronous`, `backup_workers` or `decoupled_diloco`. It has the optimizer and the
-        codec. What is computed is what :func:`jaxcomm.synchronization.events.event_loop` simulates.
+        `stale_synchronous`, `backup_workers`, `decoupled_diloco`, `easgd`, `lag_wk`, `laq` or
+        `asynchronous_pairs`. It has the optimizer and the codec. What is computed is what
+        :func:`jaxcomm.synchronization.events.event_loop` simulates.
       workers: The number of workers.
       examples: How many examples there are. Each is dealt once in an epoch, in random order, to
         whoever is free. The owner draws the order of an epoch at once, with 4 bytes per example.
@@ -128,10 +134,10 @@ def train(
     Raises:
       ImportError: If Ray is missing or too old.
       ValueError: If a number is out of range, neither `total` nor `seconds` is given, or the policy
-        abandons gradients or needs every worker to the end.
+        abandons gradients, needs every worker to the end, or keeps nothing in a `directory`.
       FloatingPointError: If many messages in a row are not finite.
       RuntimeError: If all workers die again and again; if the owner dies and there is no
-        `directory`; or if the object store is full.
+        `directory`; or if the object store is full; or if no worker is left to collect from.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, optax

@@ -83,7 +83,10 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
       graph: A connected, undirected networkx graph of the workers.
 
     Returns:
-      A policy, for :func:`event_loop`. Its model is the mean of the workers.
+      A policy, for :func:`event_loop` and :func:`jaxcomm.asynchronous.train`. Its model is the mean
+      of the workers. On processes, the worker of lower index locks its parameters first and waits
+      for the other, so no circle of workers waits. Among the neighbors, only those that take part
+      are drawn; a worker without one steps alone.
 
     Raises:
       ValueError: If `tx` is not an optax transformation, or the graph is directed or not connected;
@@ -99,8 +102,8 @@ def asynchronous_pairs(tx: optax.GradientTransformation, graph: nx.Graph) -> Pol
       Lian et al., `Asynchronous Decentralized Parallel Stochastic Gradient Descent
       <https://arxiv.org/abs/1710.06952>`_, 2018.
 
-    Differs from the paper: an average happens at once, so no two of them can wait for each other,
-    and the graph need not be bipartite.
+    Differs from the paper: the graph need not be bipartite. Here an average happens at once, and on
+    processes the order of indices replaces the two sides of the graph.
     """
     require_transformation(tx)
     neighbors = to_neighbors(graph)
