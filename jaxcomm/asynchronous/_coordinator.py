@@ -2,8 +2,8 @@
 
 import collections
 import graphlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from jaxcomm.asynchronous._messages import (
 )
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._pairs import PairPrograms
-from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.synchronization.events import Policy
 from jaxcomm.synchronization.events._messages import sent
 from jaxcomm.synchronization.events._pairs import Member
@@ -47,16 +46,9 @@ class Coordinator(Owner):
     """An owner without parameters; at the end, it collects those of the workers."""
 
     def __init__(
-        self,
-        job: Job,
-        params: PyTree,
-        limits: Limits,
-        clock: PairClock,
-        checkpoints: Checkpoints | None = None,
-        on_row: Callable[[Row], None] = lambda row: None,
+        self, job: Job, params: PyTree, limits: Limits, clock: PairClock, *others: Any
     ) -> None:
-        assert checkpoints is None
-        super().__init__(job._replace(policy=_WATCHES), params, limits, clock, None, on_row)
+        super().__init__(job._replace(policy=_WATCHES), params, limits, clock, *others)
         self._shows, self._collected = clock.collected, list[PyTree]()
         self._known: dict[Version, int] = {}  # of each life, how many changes are; age 0
         self._apart: set[Version] = set()  # those that are after one that is not

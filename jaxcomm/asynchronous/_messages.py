@@ -101,6 +101,12 @@ class Row(NamedTuple):
     changes: tuple[Change, ...] = ()  # of workers without an owner
 
 
+def row_of(values: list[Any]) -> Row:
+    """The row that JSON has held."""
+    row = Row(*values)
+    return row._replace(heard=tuple((number, version) for number, version in row.heard))
+
+
 class Clock(Protocol):
     """Returns to the owner what happens next; the workers are on its other side."""
 

@@ -1,5 +1,6 @@
 """The owner of the parameters: a policy, fed by a clock."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jaxcomm.asynchronous._messages import (
     Outcome,
     Report,
     Row,
+    row_of,
 )
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.synchronization.events import Event, Policy
@@ -86,9 +88,10 @@ class Owner:
         clock: Clock,
         checkpoints: Checkpoints | None = None,
         on_row: Callable[[Row], None] = lambda row: None,
+        unsent: Callable[[], list[Row]] = list,
     ) -> None:
         workers = job.workers
-        self._clock, self._limits, self._on_row = clock, limits, on_row
+        self._clock, self._limits, self._on_row, self._unsent = clock, limits, on_row, unsent
         self._batch_size = job.batch_size
         self._run = Programs(job.policy, workers, job.seed)
         self._examples = Examples(job.seed, limits.examples)
@@ -303,6 +306,7 @@ class Owner:
             "trained": self._trained,
             "position": self._position,
             "rows": self._rows,
+            "unsent": json.dumps(self._unsent()),  # A loss may be NaN.
             "version": self._version,
             "seconds": self._clock.seconds(),
         }
@@ -317,4 +321,6 @@ class Owner:
         self._saved_position, self._version = self._position, position["version"]
         self._dropped = int(getattr(self._state, "dropped", 0))
         self._clock.resume(self._saved)
+        for row in map(row_of, json.loads(position["unsent"])):
+            self._on_row(row)
         self._restored(Happening("restored", np.float32(self._saved)))

@@ -284,6 +284,7 @@ class OwnerProcess:
         self._clock = RayClock(job[0], options, patience)
         self._job: Job = require_ray().get(job[0])
         self._rows: list[Row] = []
+        self._sent, self._began = 0, False
 
     def run(self, params: PyTree, limits: Limits, directory: str | None) -> tuple[PyTree, bool]:
         """Trains; returns the parameters, and whether it was not stopped."""
@@ -292,8 +293,10 @@ class OwnerProcess:
             if directory is not None:
                 module = importlib.import_module("jaxcomm.checkpoint")
                 checkpoints = stack.enter_context(module.Checkpoints(directory))
-            given = self._job, params, limits, self._clock, checkpoints, self._rows.append
+            unsent = lambda: self._rows[self._sent :]  # noqa: E731
+            given = self._job, params, limits, self._clock, checkpoints, self._rows.append, unsent
             owner = Owner(*given) if self._job.policy.pairs is None else Coordinator(*given)
+            self._began = True
             owner.run()
             return owner.model, not self._clock.stopped.is_set()
 
@@ -303,8 +306,12 @@ class OwnerProcess:
         return bool(importlib.import_module(name).is_token_auth_enabled())
 
     def rows(self, begin: int) -> list[Row]:
-        """The rows from a number on."""
-        return self._rows[begin:]
+        """The rows from a number on; the program has those before.
+
+        The first are those of a checkpoint that the program may not have, and the row `restored`.
+        """
+        self._sent = begin
+        return self._rows[begin:] if self._began else []
 
     def stop(self) -> None:
         """Lets `run` return."""

@@ -24,7 +24,8 @@ class Summary:
       work_seconds: What workers computed for messages in `used`, added up.
       alive: The workers that take part.
       deaths: How often a worker left, and its memory was dropped.
-      undone: Messages that had been used after the checkpoint at which the owner began again.
+      undone: Messages that had been used after the checkpoint at which the owner began again. Those
+        of the last moments before its death, of which the program had no rows yet, are not counted.
       restarts: How often the owner began again at a checkpoint.
       loss: The mean of the last 20 messages.
       staleness: The mean of the last 20 messages.

@@ -343,21 +343,29 @@ class _Run:
             raise
 
     def _add(self, rows: list[Row]) -> None:
+        if rows and self._is_first:
+            rows = self._begin_again(rows)
         for row in rows:
-            if self._is_first:  # Of an owner, which knows no more than its checkpoint.
-                kept = row.number if row.kind == "restored" else 0
-                undone = sum(other.outcome == "used" for other in self._rows[kept:])
-                del self._rows[kept:]
-                undone += self._summary.undone
-                self._summary = Summary(self._summary.workers, undone=undone)
-                self._summary.add(self._rows)
-                self._is_first = False
             self._rows.append(row)
             self._summary.add([row])
             if self._on_row is not None:
                 self._on_row(row)
         if time.monotonic() - self._printed > (0.2 if sys.stderr.isatty() else 10):
             self._print("" if sys.stderr.isatty() else "\n")
+
+    def _begin_again(self, rows: list[Row]) -> list[Row]:
+        """Drops what an owner does not know, and returns those of its first rows that are new."""
+        self._is_first = False
+        # The rows of a checkpoint may have that of an earlier restoration: the last is its own.
+        place = max((i for i, row in enumerate(rows) if row.kind == "restored"), default=None)
+        kept = 0 if place is None else rows[place].number
+        undone = sum(row.outcome == "used" for row in self._rows[kept:]) + self._summary.undone
+        del self._rows[kept:]
+        self._summary = Summary(self._summary.workers, undone=undone)
+        self._summary.add(self._rows)
+        missing = kept - len(self._rows)
+        # If it has fewer, an earlier program has the others, and `rows` begin at the checkpoint.
+        return rows if place is None else rows[place - missing if place >= missing else place :]
 
     def _print(self, end: str) -> None:
         """Prints the summary, on a terminal in place of the last one, as wide as fits in a line."""

@@ -13,6 +13,8 @@ from jaxcomm.asynchronous._examples import Examples
 from jaxcomm.asynchronous._messages import Happening, Job, Row
 from jaxcomm.asynchronous._owner import Owner
 from jaxcomm.asynchronous._replay import Replay
+from jaxcomm.asynchronous._summary import Summary
+from jaxcomm.asynchronous._train import _Run
 from jaxcomm.checkpoint import Checkpoints
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
@@ -247,7 +249,8 @@ def test_an_owner_goes_on_at_a_checkpoint(name: str, tmp_path: Any) -> None:
     rows: list[Row] = []
     with Checkpoints(tmp_path) as checkpoints:
         first = Owner(
-            job, START, limits, Simulated(job, 5, deaths=0.02), checkpoints, rows.append
+            job, START, limits, Simulated(job, 5, deaths=0.02), checkpoints, rows.append,
+            unsent=lambda: rows[-3:],
         )  # fmt: skip
         first.run()
     more = limits._replace(total=2 * limits.total)
@@ -256,6 +259,32 @@ def test_an_owner_goes_on_at_a_checkpoint(name: str, tmp_path: Any) -> None:
         second.run()
     (cut,) = (number for number, row in enumerate(rows) if row.kind == "restored")
     kept = rows[: rows[cut].number] + rows[cut:]
+    assert repr(rows[cut - 3 : cut]) == repr(kept[rows[cut].number - 3 : rows[cut].number])
     again, same = trained(job, more, Replay, kept)
     np.testing.assert_array_equal(second.model["w"], again.model["w"])
     assert untimed(same) == untimed(kept)
+
+
+def test_a_program_keeps_the_rows_of_a_checkpoint_that_it_did_not_have() -> None:
+    def arrived(*numbers: int) -> list[Row]:
+        return [Row("arrived", float(i), 0, i, outcome="used") for i in numbers]
+
+    def restored(number: int) -> Row:
+        return Row("restored", float(number), number=number)
+
+    heard: list[Row] = []
+    run = _Run(None, None, ([], {}, 1.0), Summary(1), heard.append, False)
+    for of_an_owner in (
+        arrived(0, 1, 2, 3),
+        [*arrived(1), restored(2), *arrived(3)],  # Two rows are undone.
+        [*arrived(1), restored(2), *arrived(3, 4), restored(5), *arrived(6)],  # One was not sent.
+        [restored(6), *arrived(7)],  # One is undone.
+    ):
+        run._is_first = True
+        run._add(of_an_owner)
+    expected = [*arrived(0, 1), restored(2), *arrived(3, 4), restored(5), restored(6), *arrived(7)]
+    assert run._rows == expected and run._summary.undone == 3
+    assert heard == [*arrived(0, 1, 2, 3), *expected[2:6], *arrived(6), *expected[6:]]
+    other = _Run(None, None, ([], {}, 1.0), Summary(1), None, False)
+    other._add([*arrived(4), restored(5), *arrived(6)])  # Of a directory of another program.
+    assert other._rows == [restored(5), *arrived(6)]

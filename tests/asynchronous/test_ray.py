@@ -156,6 +156,33 @@ def test_an_owner_that_dies_before_its_first_checkpoint_begins_again(tmp_path: P
 
 @needs_ray
 @pytest.mark.slow
+def test_rows_that_an_owner_had_saved_and_not_yet_sent_are_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+
+    def kill() -> None:
+        """Meanwhile, the program asks for no rows."""
+        with Checkpoints(directory) as checkpoints:
+            before = max(checkpoints.steps, default=0)
+            while max(checkpoints.steps, default=0) <= before:
+                time.sleep(0.1)
+        os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
+
+    seen: list[Row] = []
+    kills = once(lambda row: row.kind == "arrived" and row.number > 3, kill)
+
+    def act(row: Row) -> None:
+        seen.append(row)
+        kills(row)
+
+    policy = events.parameter_server(optax.sgd(0.02))
+    result = trained(policy, act, total=600, directory=directory, checkpoint_seconds=1.0)
+    (cut,) = (number for number, row in enumerate(result.rows) if row.kind == "restored")
+    assert result.rows[cut].number == cut and result.summary.used == 300
+    assert [row for row in seen if row in result.rows] == result.rows
+
+
+@needs_ray
+@pytest.mark.slow
 def test_an_owner_without_a_directory_cannot_go_on() -> None:
     def kill() -> None:
         os.kill(processes("OwnerProcess")[0], signal.SIGKILL)
