@@ -89,7 +89,7 @@ class Row(NamedTuple):
     seconds: float  # since the beginning
     worker: int = -1
     number: int = 0  # of the first gradient of the work; if restored, of the rows before
-    staleness: int = 0  # the messages of others since the work began
+    staleness: int = 0  # the messages of others since the worker was sent what it computed at
     outcome: Outcome | Literal["lost", ""] = ""
     loss: float = float("nan")
     examples: int = 0

@@ -44,7 +44,7 @@ class Work(NamedTuple):
     """What a worker computes now."""
 
     order: Order
-    position: int  # the messages before it began
+    position: int  # the messages before the worker was sent what it computes at
 
 
 class Programs:
@@ -100,6 +100,7 @@ class Owner:
         self._work: list[Work | None] = [None] * workers
         self._new: list[bool] = [True] * workers  # whether a worker has not begun since it joined
         self._replies: list[PyTree] = [None] * workers
+        self._read = [0] * workers  # the position of each worker's last work
         self._sent = np.zeros(workers, np.int64)  # bytes to each worker that no row has yet
         self._numbers, self._lives = np.zeros(workers, np.int64), np.full(workers, -1)
         self._position = self._trained = self._version = self._dropped = 0
@@ -283,8 +284,11 @@ class Owner:
                 view = shared(self._run.view(self._state, np.int32(worker)))
                 order = order._replace(view=view)
             self._sent[worker] += bytes_of((order.params, order.reply, order.view))
+            # After a message that was not finite, a server has no reply: what was read is older.
+            if self._run.pushes or order.reply is not None or jax.tree.leaves(order[2:]):
+                self._read[worker] = self._position
             self._new[worker], self._replies[worker] = False, None
-            self._work[worker] = Work(order, self._position)
+            self._work[worker] = Work(order, self._read[worker])
             self._clock.begin(int(worker), order)
 
     def _record(self, happening: Happening, **values: Any) -> None:

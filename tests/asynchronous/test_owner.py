@@ -288,3 +288,24 @@ def test_a_program_keeps_the_rows_of_a_checkpoint_that_it_did_not_have() -> None
     other = _Run(None, None, ([], {}, 1.0), Summary(1), None, False)
     other._add([*arrived(4), restored(5), *arrived(6)])  # Of a directory of another program.
     assert other._rows == [restored(5), *arrived(6)]
+
+
+def test_staleness_counts_from_what_a_worker_has_read_also_after_a_message_with_nan() -> None:
+    calls = collections.Counter()
+
+    def broken(numbers: np.ndarray, worker: int) -> Any:
+        calls[worker] += 1
+        return np.float32([np.nan if worker == 3 and calls[3] % 2 else 1] * len(numbers))
+
+    def read(params: Any, batch: Any) -> jax.Array:
+        """The number of updates in the parameters."""
+        count = jnp.mean(batch) * params["updates"]
+        return jax.lax.stop_gradient(params["updates"] + count) - count
+
+    policy = events.parameter_server(optax.sgd(1.0), most_stale=20)
+    job, start = job_of(policy, batches=broken, loss_fn=read), {"updates": np.float32(0)}
+    owner, rows = trained(job, limits_of(400), start=start)
+    used = [row for row in rows if row.outcome == "used"]
+    assert owner.model["updates"] == len(used)
+    assert any(row.outcome == "stale" for row in rows)
+    assert max(number - row.loss for number, row in enumerate(used)) <= 20
