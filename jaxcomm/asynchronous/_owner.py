@@ -285,7 +285,11 @@ class Owner:
                 order = order._replace(view=view)
             self._sent[worker] += bytes_of((order.params, order.reply, order.view))
             # After a message that was not finite, a server has no reply: what was read is older.
-            if self._run.pushes or order.reply is not None or jax.tree.leaves(order[2:]):
+            if (
+                self._run.pushes
+                or order.reply is not None
+                or jax.tree.leaves((order.params, order.view))
+            ):
                 self._read[worker] = self._position
             self._new[worker], self._replies[worker] = False, None
             self._work[worker] = Work(order, self._read[worker])
