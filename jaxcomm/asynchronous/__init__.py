@@ -5,8 +5,8 @@ wait for the slowest, and a death would stop all. An owner has the parameters, o
 and average in pairs. It needs `pip install "jaxcomm[ray]"`.
 """
 
-from jaxcomm.asynchronous._messages import Row
+from jaxcomm.asynchronous._messages import Island, Row
 from jaxcomm.asynchronous._summary import Summary
 from jaxcomm.asynchronous._train import Trained, train
 
-__all__ = ["Row", "Summary", "Trained", "train"]
+__all__ = ["Island", "Row", "Summary", "Trained", "train"]

@@ -1,6 +1,6 @@
 """What the owner and its workers send each other, and what a run records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -12,6 +12,42 @@ from jaxcomm.synchronization.events import Policy
 
 Batches = Callable[[np.ndarray, int], PyTree]
 Outcome = Literal["used", "stale", "nonfinite"]
+
+
+class Island(NamedTuple):
+    r"""Workers near each other with an owner of their own: one worker of the whole.
+
+    .. math:: y \gets x + \text{the effect of } K \text{ messages}, \qquad g = x - y
+
+    The island begins at the parameters :math:`x` that the policy of the whole gives a worker, and
+    its pseudo-gradient :math:`g` is the gradient of that policy. Its workers go on with theirs
+    meanwhile. Of n islands, island i has the examples :math:`i, i + n, \dots`, and worker j of it
+    is worker :math:`i m + j` for `batches`.
+
+    Attributes:
+      policy: Of the island, with a codec of its own.
+      workers: m, the workers of each island.
+      messages: K, at least 1; those that its policy drops count.
+
+    Example:
+      >>> import optax
+      >>> from jaxcomm import asynchronous
+      >>> from jaxcomm.synchronization import events
+      >>> steps = events.decoupled_diloco(optax.sgd(0.1), optax.sgd(1.0), period=8, quorum=1)
+      >>> island = asynchronous.Island(steps, workers=4, messages=16)
+
+    References:
+      Kim et al., `HALoS: Hierarchical Asynchronous Local SGD over Slow Networks
+      <https://arxiv.org/abs/2506.04531>`_, 2025: local steps as here on islands, and a
+      :func:`jaxcomm.synchronization.events.parameter_server` with momentum above them.
+
+    Differs from the paper: it mixes the parameters of the whole into those of an island with a
+    weight; here they replace them. An island applies no messages while its own travels.
+    """
+
+    policy: Policy
+    workers: int
+    messages: int
 
 
 class Job(NamedTuple):
@@ -26,6 +62,8 @@ class Job(NamedTuple):
     devices: int | None  # of a worker; None for all that its process has
     has_key: bool
     clip: float | None
+    examples: int = 0  # of the data set
+    island: Island | None = None  # what each worker is, if not one
 
 
 class Order(NamedTuple):
@@ -67,6 +105,8 @@ class Report(NamedTuple):
     download_bytes: int = 0  # from others than the owner
     staleness: int = -1  # by changes of others, if not by messages to the owner
     changes: tuple[Change, ...] = ()
+    examples: int = -1  # if the owner has not dealt them
+    rows: tuple["Row", ...] = ()  # of an island
 
 
 class Happening(NamedTuple):
@@ -99,12 +139,14 @@ class Row(NamedTuple):
     heard: tuple[tuple[int, int], ...] = ()
     reason: str = ""
     changes: tuple[Change, ...] = ()  # of workers without an owner
+    inner: tuple["Row", ...] = ()  # of an island, since the row before of this worker
 
 
-def row_of(values: list[Any]) -> Row:
+def row_of(values: Sequence[Any]) -> Row:
     """The row that JSON has held."""
     row = Row(*values)
-    return row._replace(heard=tuple((number, version) for number, version in row.heard))
+    heard = tuple((number, version) for number, version in row.heard)
+    return row._replace(heard=heard, inner=tuple(map(row_of, row.inner)))
 
 
 class Clock(Protocol):

@@ -73,6 +73,7 @@ class Programs:
         self.begins, self.view = jax.jit(policy.begins), jax.jit(policy.view)
         self.tick, self.due = jax.jit(policy.tick), jax.jit(policy.due)
         self.attend, self.model = jax.jit(policy.attend), jax.jit(policy.model)
+        self.move = jax.jit(policy.move) if policy.move is not None else None
         self.talks = policy.talks
         self.pushes = policy.talks is not None
 
@@ -92,7 +93,7 @@ class Owner:
     ) -> None:
         workers = job.workers
         self._clock, self._limits, self._on_row, self._unsent = clock, limits, on_row, unsent
-        self._batch_size = job.batch_size
+        self._batch_size = job.batch_size if job.island is None else 0  # It deals its own.
         self._run = Programs(job.policy, workers, job.seed)
         self._examples = Examples(job.seed, limits.examples)
         self._state = self._run.init(jax.tree.map(jnp.asarray, params))
@@ -120,18 +121,37 @@ class Owner:
         """Whether the run has reached its end."""
         return self._trained >= self._limits.total
 
+    @property
+    def messages(self) -> int:
+        """How many have been finished."""
+        return self._position
+
     def run(self) -> None:
         """Runs until the end, or until the clock is stopped."""
+        self.start()
+        self.advance(math.inf)
+        self._save(math.inf)
+
+    def start(self) -> None:
+        """Starts the workers."""
         for worker in range(len(self._work)):
             self._clock.start(worker)
-        while not self.is_done:
+
+    def move_to(self, params: PyTree) -> None:
+        """Changes the parameters, and nothing else."""
+        assert self._run.move is not None
+        change = jax.tree.map(jnp.subtract, params, self._run.model(self._state))
+        self._state = self._run.move(self._state, change)
+
+    def advance(self, messages: float) -> None:
+        """Runs until so many messages, or until the end."""
+        while not self.is_done and self._position < messages:
             due = float(self._run.due(self._state)) if self._run.pushes else math.inf
             happening = self._clock.next(due)
             if happening.kind == "stopped" or happening.seconds >= self._limits.seconds:
                 break
             getattr(self, f"_{happening.kind}")(happening)
             self._save(float(happening.seconds))
-        self._save(math.inf)
 
     # What happens.
 
@@ -159,7 +179,7 @@ class Owner:
             self._examples.give_back(work.order.examples)
         self._record(
             happening,
-            outcome="lost" if lost else "",
+            outcome="" if work is None else "lost",
             examples=lost,
             download_bytes=int(self._sent[worker]),
             reason=happening.reason,
@@ -194,11 +214,12 @@ class Owner:
         staleness = self._position - work.position if report.staleness < 0 else report.staleness
         self._numbers[worker] += len(work.order.examples)
         outcome: Outcome = "nonfinite"
+        examples = work.order.examples.size if report.examples < 0 else report.examples
         if report.message is None:
             begins = self._run.begins(self._state, self._idle)
         else:
             outcome, begins = self._finish(happening, report, work, staleness)
-        self._trained += work.order.examples.size * (outcome == "used")
+        self._trained += examples * (outcome == "used")
         self._nonfinite = 0 if report.message is not None else self._nonfinite + 1
         if self._nonfinite > _MOST_NONFINITE * len(self._work):
             raise FloatingPointError(
@@ -211,12 +232,13 @@ class Owner:
             staleness=staleness,
             outcome=outcome,
             loss=report.loss,
-            examples=work.order.examples.size,
+            examples=examples,
             work_seconds=report.seconds,
             upload_bytes=report.upload_bytes,
             download_bytes=int(self._sent[worker]) + report.download_bytes,
             heard=report.heard,
             changes=report.changes,
+            inner=report.rows,
         )
         self._sent[worker] = 0
         self._begin(begins)
@@ -285,11 +307,8 @@ class Owner:
                 order = order._replace(view=view)
             self._sent[worker] += bytes_of((order.params, order.reply, order.view))
             # After a message that was not finite, a server has no reply: what was read is older.
-            if (
-                self._run.pushes
-                or order.reply is not None
-                or jax.tree.leaves((order.params, order.view))
-            ):
+            sends = joins or order.reply is not None or jax.tree.leaves(order.view)
+            if self._run.pushes or sends:
                 self._read[worker] = self._position
             self._new[worker], self._replies[worker] = False, None
             self._work[worker] = Work(order, self._read[worker])

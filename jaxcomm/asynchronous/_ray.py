@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxcomm._contract import PyTree
 from jaxcomm.asynchronous._coordinator import Coordinator
+from jaxcomm.asynchronous._islands import IslandWorker
 from jaxcomm.asynchronous._messages import Happening, Job, Order, Report, Row, hosted
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._pairs import PairPrograms, PairWorker, Shown
@@ -50,14 +51,23 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._heard: collections.deque[tuple[int, PyTree]] = collections.deque(maxlen=1)
 
-    def ready(self, job: Job, index: int) -> None:
-        """Makes the programs."""
-        self._worker = Worker(Programs(job), index)
+    def ready(self, job: Job, index: int, options: dict[str, Any], patience: float) -> None:
+        """Makes the programs, or an owner that will start the workers of an island."""
+        if job.island is None:
+            self._worker: Any = Worker(Programs(job), index)
+        else:
+            put = require_ray().put
+            self._worker = IslandWorker(
+                job, index, lambda inner: RayClock([put(inner)], inner, [options], patience)
+            )
 
     def run(self, order: Order, params: PyTree, reply: PyTree, view: PyTree) -> Report:
         """Computes."""
         whole = order._replace(params=params, reply=reply, view=view)
-        return self._worker.run(whole, lambda number: self._heard.pop() if self._heard else None)
+        report: Report = self._worker.run(
+            whole, lambda number: self._heard.pop() if self._heard else None
+        )
+        return report
 
     def hear(self, version: int, view: PyTree) -> None:
         """Keeps the newest view until the next gradient."""
@@ -67,7 +77,7 @@ class WorkerProcess:
 class PairProcess:
     """The actor of a worker without an owner. Its other threads answer the other workers."""
 
-    def ready(self, job: Job, index: int) -> None:
+    def ready(self, job: Job, index: int, options: dict[str, Any], patience: float) -> None:
         """Makes the programs."""
         self._worker = PairWorker(PairPrograms(job), index)
 
@@ -133,15 +143,16 @@ def _deaths(ray: Any) -> tuple[type[Exception], ...]:
 class RayClock:
     """Real time, and real workers."""
 
-    def __init__(self, job: Any, options: dict[str, Any], patience: float) -> None:
+    def __init__(
+        self, reference: list[Any], job: Job, options: list[dict[str, Any]], patience: float
+    ) -> None:
         self._ray = require_ray()
-        self._job = job  # a reference
-        given: Job = self._ray.get(job)
-        self._meets = given.policy.pairs is not None
+        self._job, self._options = reference[0], options
+        self._meets, self._is_upper = job.policy.pairs is not None, job.island is not None
         # Each other worker may wait here in up to three calls.
-        threads = 3 * given.workers + 4 if self._meets else 2
+        threads = 3 * job.workers + 4 if self._meets else 2
         process = PairProcess if self._meets else WorkerProcess
-        self._process = self._ray.remote(max_concurrency=threads, **options)(process)
+        self._process = self._ray.remote(max_concurrency=threads)(process)
         self._patience, self._origin = patience, time.monotonic()
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
@@ -163,8 +174,11 @@ class RayClock:
 
     def start(self, worker: int) -> None:
         """Starts the actor of a worker."""
-        self._actors[worker] = actor = self._process.remote()
-        self._wait(worker, actor.ready.remote(self._job, worker))
+        options = self._options[worker % len(self._options)]
+        # The owner of an island computes little, on the machine of its workers.
+        own = {**options, "num_cpus": 0, "num_gpus": 0} if self._is_upper else options
+        self._actors[worker] = actor = self._process.options(**own).remote()
+        self._wait(worker, actor.ready.remote(self._job, worker, options, self._patience))
 
     def begin(self, worker: int, order: Order) -> None:
         """Sends an order."""
@@ -280,9 +294,11 @@ class RayClock:
 class OwnerProcess:
     """The actor of the owner. Its other threads answer questions meanwhile."""
 
-    def __init__(self, job: list[Any], options: dict[str, Any], patience: float) -> None:
-        self._clock = RayClock(job[0], options, patience)
-        self._job: Job = require_ray().get(job[0])
+    def __init__(
+        self, reference: list[Any], options: list[dict[str, Any]], patience: float
+    ) -> None:
+        self._job: Job = require_ray().get(reference[0])
+        self._clock = RayClock(reference, self._job, options, patience)
         self._rows: list[Row] = []
         self._sent, self._began = 0, False
 

@@ -21,7 +21,8 @@ from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LossFn
 from jaxcomm._require import AboveZero, Natural, Positive, checked
 from jaxcomm.asynchronous._coordinator import replayed
-from jaxcomm.asynchronous._messages import Batches, Job, Row
+from jaxcomm.asynchronous._islands import ReplayOfIslands
+from jaxcomm.asynchronous._messages import Batches, Island, Job, Row
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._replay import Replay
 from jaxcomm.asynchronous._summary import Summary
@@ -67,7 +68,8 @@ def train(
     patience: AboveZero = 10.0,
     directory: str | Path | None = None,
     checkpoint_seconds: AboveZero = 60.0,
-    worker_options: Mapping[str, Any] | None = None,
+    island: Island | None = None,
+    worker_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
     on_row: Callable[[Row], None] | None = None,
     progress: bool = True,
@@ -119,7 +121,11 @@ def train(
       directory: Where the owner saves its state; a run goes on from the newest one. If the process
         of the owner dies, another begins there.
       checkpoint_seconds: The time between two checkpoints.
+      island: If given, each worker is an :class:`Island` of processes near each other, and only
+        pseudo-gradients and views of `policy` travel between islands and the owner. `total`,
+        `examples` and `batch_size` are still those of single gradients.
       worker_options: Of the actors, such as `{"num_cpus": 4, "num_gpus": 1}`; by default one CPU.
+        Or one for each worker or island, such as `[{"resources": {"east": 1}}, ...]`.
       environment: Variables of the workers' processes.
       on_row: Called with each row, soon after it has happened.
       progress: Whether to print the summary on stderr, as one changing line on a terminal.
@@ -178,10 +184,27 @@ def train(
             "`policy` needs every worker to the end, and a process may die: simulate it with "
             "`jaxcomm.synchronization.events.event_loop`."
         )
+    if island is not None and (policy.pairs is not None or island.policy.move is None):
+        raise ValueError(
+            "Both owners of `island` need the parameters: use `parameter_server`, "
+            "`stale_synchronous`, `backup_workers`, `decoupled_diloco` or `easgd`."
+        )
     start = workers if start is None else start
     if start > workers:
         raise ValueError(f"`start`={start} is more than `workers`={workers}.")
-    job = Job(loss_fn, batches, policy, workers, seed, batch_size, devices, has_key, clip)
+    job = Job(
+        loss_fn,
+        batches,
+        policy,
+        workers,
+        seed,
+        batch_size,
+        devices,
+        has_key,
+        clip,
+        examples,
+        island,
+    )
     if total is None and seconds is None:
         raise ValueError("Pass `total` or `seconds`: when does the run end?")
     if policy.pairs is not None and directory is not None:
@@ -201,7 +224,8 @@ def train(
             summary = Summary(workers)
             summary.add(rows)
             return Trained(model, rows, summary, is_done)
-        owner = Owner(job, params, limits, Replay(job, replay), on_row=rows.append)
+        clock = Replay(job, replay) if island is None else ReplayOfIslands(job, replay)
+        owner = Owner(job, params, limits, clock, on_row=rows.append)
         owner.run()
         summary = Summary(workers)
         summary.add(rows)
@@ -209,11 +233,13 @@ def train(
     from jaxcomm.asynchronous import _ray
 
     ray = _ray.require_ray()
-    chosen = {"num_cpus": 1, **(worker_options or {})}
+    is_one = worker_options is None or isinstance(worker_options, Mapping)
+    given: Any = [worker_options or {}] if is_one else worker_options
     variables = {**memory_environment(os.environ), **(environment or {})}
-    if variables:
-        chosen["runtime_env"] = {"env_vars": variables}
-    with _cluster(ray, workers * chosen["num_cpus"]), _terminated():
+    in_them = {"runtime_env": {"env_vars": variables}} if variables else {}
+    chosen = [{"num_cpus": 1, **in_them, **each} for each in given]
+    processes = workers * (1 if island is None else island.workers)
+    with _cluster(ray, processes * max(each["num_cpus"] for each in chosen)), _terminated():
         here = ray.get_runtime_context().get_node_id()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         make = ray.remote(max_concurrency=4, num_cpus=0)(_ray.OwnerProcess).options(
@@ -280,7 +306,7 @@ class _Run:
         self,
         ray: Any,
         make: Any,
-        given: tuple[list[Any], dict[str, Any], float],
+        given: tuple[list[Any], list[dict[str, Any]], float],
         summary: Summary,
         on_row: Callable[[Row], None] | None,
         progress: bool,

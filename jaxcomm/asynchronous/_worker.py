@@ -78,7 +78,7 @@ class Programs:
 class Worker:
     """One worker, in whichever process it is."""
 
-    def __init__(self, programs: Programs, index: int) -> None:
+    def __init__(self, programs: Any, index: int) -> None:
         self._programs, self._index = programs, np.int32(index)
         self._own: PyTree = None
         self._view: PyTree = None

@@ -34,10 +34,13 @@ class Simulated:
         self.programs, self.deaths = Programs(job), deaths
         self.draw, self.now = np.random.default_rng(seed), np.float32(0)
         self.starting: list[int] = []
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, Any] = {}
         self.orders: dict[int, Order] = {}
         self.due: dict[int, np.float32] = {}
         self.heard: dict[int, Any] = {}
+
+    def worker(self, index: int) -> Any:
+        return Worker(self.programs, index)
 
     def seconds(self) -> float:
         return float(self.now)
@@ -58,7 +61,7 @@ class Simulated:
     def next(self, due: float) -> Happening:
         if self.starting:
             worker = self.starting.pop(0)
-            self.workers[worker] = Worker(self.programs, worker)
+            self.workers[worker] = self.worker(worker)
             return Happening("joined", self.now, worker)
         worker = min(self.due, key=lambda worker: self.due[worker])
         if due < self.due[worker]:

@@ -275,4 +275,7 @@ def decoupled_diloco(
         tick=lambda state, seconds: merged_if(seconds > state.deadline, state),
         due=lambda state: state.deadline,
         attend=attend,
+        move=lambda state, change: state._replace(
+            anchor=plus(state.anchor, change), merges=state.merges + 1
+        ),
     )

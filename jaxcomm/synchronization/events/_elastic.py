@@ -171,4 +171,5 @@ def _elastic(
         receive=receive,
         talks=talks,
         attend=lambda state, present, seconds: state,
+        move=lambda state, change: state._replace(params=plus(state.params, change)),
     )

@@ -84,6 +84,8 @@ class Policy(NamedTuple):
       pruned: `message -> message`, without what is not sent; called by a process, not in a trace.
       restarts: Whether a worker in `begins` that is not idle abandons its gradient and restarts.
       pairs: What processes do without an owner, if the state has nothing but their parameters.
+      move: `(state, change) -> state`, which adds a change from outside to the parameters, so that
+        the policy can be the lower one of two tiers.
     """
 
     init: Callable[[PyTree, int], Any]
@@ -102,6 +104,7 @@ class Policy(NamedTuple):
     pruned: Callable[[PyTree], PyTree] = lambda message: message
     restarts: bool = False
     pairs: Pairs | None = None
+    move: Callable[[Any, PyTree], Any] | None = None
 
 
 def key_of(seed: int | jax.Array, worker: jax.Array, number: jax.Array) -> jax.Array:

@@ -167,6 +167,7 @@ def parameter_server(
         join=lambda params, workers: Reader(params, upload.init(params)),
         receive=lambda own, reply: own._replace(read=reply),
         attend=attend,
+        move=lambda state, change: state._replace(params=plus(state.params, change)),
     )
 
 
@@ -344,4 +345,5 @@ def backup_workers(
         begins=begins,
         attend=attend,
         restarts=aborts,
+        move=lambda state, change: state._replace(params=plus(state.params, change)),
     )

@@ -190,4 +190,5 @@ def stale_synchronous(tx: optax.GradientTransformation, staleness: Natural) -> P
         join=join,
         begins=begins,
         attend=attend,
+        move=lambda state, change: state._replace(base=plus(state.base, change)),
     )
