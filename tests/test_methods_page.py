@@ -12,10 +12,12 @@ import pytest
 
 import jaxcomm
 from jaxcomm.catalogue import LARGE, METHODS, TINY, Method
+from jaxcomm.synchronization import events
 from tests.cases import CASES, Case, page
 from tests.cases._gossip import GOSSIP, GossipCase
 from tests.mutants import remembers
 from tests.slow import slow
+from tests.synchronization.events.rows import ROWS as POLICIES
 from tests.workers import abstract, gradients
 
 PAGE = page.PAGE
@@ -280,3 +282,24 @@ def test_claims_are_those_of_the_row() -> None:
             assert remembers(abstract(case.make(), gradients(WORKERS), "vmap")), case.name
         grows = case.bytes([2**20], 64) / case.bytes([2**20], 2)  # Only gathers do with workers.
         assert (method.exchange == "all-gather") == (grows > 30), case.name
+
+
+def test_policies_on_processes_are_those_that_bear_absence() -> None:
+    """Each policy has one line, with "yes" if it can do without a worker."""
+    section = PAGE.read_text(encoding="utf-8").partition("## Asynchronous policies")[2]
+    lines = re.findall(
+        r"^\| (`.*) \|.*\| (yes|no) \|$", section.partition("\n## ")[0], re.MULTILINE
+    )
+    listed = [(name, runs) for names, runs in lines for name in re.findall(r"`([a-z_]+)`", names)]
+    built = {"asynchronous_pairs" if row.name == "ad_psgd" else row.name: row for row in POLICIES}
+    for name, runs in listed:
+        row = built.get(name) or built[f"{name}_2"]  # With its option.
+        # The pairs of a process are no `Policy` yet.
+        on_processes = name == "asynchronous_pairs" or row.policy(4).attend is not None
+        assert (runs == "yes") == on_processes, name
+    functions = {name for name in events.__all__ if returns_policy(getattr(events, name))}
+    assert sorted(name for name, _ in listed) == sorted(functions)
+
+
+def returns_policy(function: Any) -> bool:
+    return getattr(function, "__annotations__", {}).get("return") in (events.Policy, "Policy")

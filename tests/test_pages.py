@@ -1,5 +1,6 @@
 """Every example on the pages that show code runs, and prints what the page says."""
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -19,8 +20,17 @@ PAGES = [
 ]
 
 
+NEED_RAY = ["docs/tutorials/asynchronous.md"]
+RAY = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray"),
+    pytest.mark.xdist_group("ray"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=RAY if page in NEED_RAY else []) for page in PAGES]
+)
 def test_page(page: str) -> None:
     command = [sys.executable, ROOT / "tools" / "run_readme.py", page]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

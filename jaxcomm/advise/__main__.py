@@ -37,8 +37,11 @@ def main(arguments: Sequence[str]) -> None:
         ("--calibration", "calibration", "a file of `perf.Calibration.save`, for codecs and link"),
         ("--axis", "axis_name", "mesh axis of the workers (default: data)"),
         ("--device", "device", f"whose memory limits codecs: {', '.join(DEVICES)} (default: a100)"),
+        ("--slowest", "slowest", "time of a step on the slowest worker, over the median"),
+        ("--failures", "failures_per_hour", "failures of workers per hour"),
     ):
-        kind = int if name == "workers" else str
+        numbers = {"workers": int, "slowest": float, "failures_per_hour": float}
+        kind = numbers.get(name, str)
         required = name in ("params", "workers", "step_seconds")
         parser.add_argument(option, dest=name, type=kind, required=required, help=text)
     given = vars(parser.parse_args(arguments))

@@ -24,6 +24,16 @@ TIMED = 5  # Steps, of which the median counts.
 NEAR = 1.05
 """Within this factor of the best, the method that is assumed to need fewer steps wins."""
 
+STALE = 1.4
+"""How many times as many examples stale gradients may need.
+
+In the record 2026-11-25_stragglers, an asynchronous server with 8 workers took 0.57 of the time of
+a synchronous one to the same loss, with half of the workers three times slower. By the times of
+mini-batches, it used 2 times the examples per second, so it needed 1.14 times as many. It was 1.36
+times with exponential times (0.50, 2.72), and 1.08 with pauses. With one worker 100 times slower it
+was 1.86 times, of 87.6 times per second.
+"""
+
 LAYERS = 12
 MOST = 10**12
 MOST_OF_LEAF = 2**31 - 1
@@ -133,14 +143,29 @@ def advise(
     step_seconds: float | str | Callable[[], Any],
     axis_name: str = "data",
     device: Device | str = "a100",
+    slowest: float = 1.0,
+    failures_per_hour: float = 0.0,
 ) -> Advice:
-    """Recommends a method, or not to compress, from predicted times.
+    r"""Recommends a method, or not to compress, from predicted times.
 
     Eight methods are predicted with :func:`jaxcomm.perf.predict`. They are ranked by the seconds of
     a step, times a factor on the number of steps that the table states: what our records measured
     for a model of their own, or else an assumption. The exact mean and that in 16 bits are ranked
     by their time with overlap, all others by the sum of their parts. This favors not to compress.
     Of the methods within 5 % of the first, the one with the smallest factor is recommended.
+
+    If workers differ or fail, one of the assumptions says whether to use
+    :func:`jaxcomm.asynchronous.train`. If one of n workers takes x times as long as each other,
+    workers that do not wait use G times the examples per second. A synchronous step takes as
+    long as its slowest worker:
+
+    .. math:: G = \frac{x}{n} \left( n - 1 + \frac{1}{x} \right) = \frac{(n - 1) x + 1}{n}
+
+    Stale gradients need more examples. In a record of slow workers it was 1.1 to 1.4 times as many,
+    and 1.9 if one worker is 100 times slower. So not to wait is recommended for G > 1.4, that is
+    x > 1.46 for 8 workers and x > 1.8 for 2. A failure stops all workers of a synchronous program
+    for some time, but only one of n that do not wait. The advice has the time from which this
+    decides.
 
     Args:
       params: The parameters, arrays or `jax.ShapeDtypeStruct`; or their number, such as 125_000_000
@@ -154,6 +179,8 @@ def advise(
         function that takes such a step and returns its arrays, which is timed here.
       axis_name: The axis of the workers.
       device: The device whose memory limits codecs that are not calibrated.
+      slowest: The time that the slowest worker needs for a step, over the median of workers.
+      failures_per_hour: How often one of the workers fails.
 
     Returns:
       The advice; print it. It has `rows`, the methods by their `cost`; `recommended`, one of the
@@ -165,7 +192,7 @@ def advise(
 
     Raises:
       ValueError: If `step_seconds` is not positive; if there is no worker; if the link has no
-        bandwidth; if a number of parameters cannot be read.
+        bandwidth; if a number of parameters cannot be read; if `slowest` is less than 1.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
@@ -190,6 +217,7 @@ def advise(
     if not 0 < seconds < math.inf:
         rule = '`step_seconds` must be a duration above 0, such as 0.3 or "300ms"'
         raise ValueError(f"{rule}, got {step_seconds!r}.")
+    waiting = _waiting(count, slowest, failures_per_hour)
     methods = recommended(axis_name, count)
     codecs = link.codecs if isinstance(link, Calibration) else {}
     # Others would be of another device; the exact mean encodes nothing.
@@ -232,9 +260,32 @@ def advise(
         f"workers; bits=8 allows {most_levels(8, count) or 'none'}.",
         f"Codecs: {codec}.",
         *omitted,
+        *waiting,
     )
     ranked = sorted(rows, key=lambda row: (row.cost, row.prediction.seconds))
     return Advice(tuple(ranked), assumptions)
+
+
+def _waiting(workers: int, slowest: float, failures_per_hour: float) -> list[str]:
+    """Whether to wait for workers that differ or fail, in a line; none if they are equal."""
+    if not 1 <= slowest < math.inf:
+        raise ValueError(f"`slowest` must be a number of at least 1, got {slowest!r}.")
+    if not 0 <= failures_per_hour < math.inf:
+        raise ValueError(f"`failures_per_hour` must be at least 0, got {failures_per_hour!r}.")
+    if workers == 1 or (slowest == 1 and not failures_per_hour):
+        return []
+    gain = ((workers - 1) * slowest + 1) / workers
+    line = f"Waiting: workers that do not wait use {gain:.2f} x the examples per second, and may "
+    line += f"need {STALE:g} x as many. "
+    if gain > STALE:
+        return [line + "Do not wait: `jaxcomm.asynchronous`."]
+    line += "Wait for the slowest."
+    if failures_per_hour:
+        # The part u of the time for which gain (1 - u / workers) = STALE (1 - u).
+        stopped = (STALE - gain) / (STALE - gain / workers)
+        line += " If each failure stops them all for more than "
+        line += f"{3600 * stopped / failures_per_hour:.0f} s, do not: `jaxcomm.asynchronous`."
+    return [line]
 
 
 def _described(link: LinkLike) -> str:

@@ -152,6 +152,30 @@ def test_codecs_of_one_device_have_the_link_that_is_given(
         advise(PARAMS, 8, link=measured, step_seconds=0.1)
 
 
+def test_workers_that_differ_or_fail_need_not_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = advise(PARAMS, 8, **OPTIONS)
+
+    def waiting(workers: int, **given: float) -> str:
+        found = advise(PARAMS, workers, **OPTIONS, **given)
+        assert workers != 8 or found.rows == plain.rows
+        return found.assumptions[-1]
+
+    times = [3.0] + [1.0] * 7
+    gain = max(times) / 8 * sum(1 / time for time in times)
+    assert f"use {gain:.2f} x the examples per second" in waiting(8, slowest=3.0)
+    for workers, least in ((8, 1.46), (2, 1.8)):  # As the docstring says.
+        assert "Wait for the slowest." in waiting(workers, slowest=least - 0.01)
+        assert "Do not wait: `jaxcomm.asynchronous`." in waiting(workers, slowest=least + 0.01)
+    line = waiting(8, failures_per_hour=12.0)
+    found = re.search(r"them all for more than (\d+) s, do not: `jaxcomm.asynchronous`", line)
+    assert found
+    stopped = 12 * int(found[1]) / 3600
+    assert 1 - stopped / 8 == pytest.approx(1.4 * (1 - stopped), rel=1e-2)
+    assert advise(PARAMS, 1, **OPTIONS, slowest=3.0).assumptions[-1].startswith("Codecs: ")
+    main([*COMMAND, "--slowest", "3", "--failures", "6"])
+    assert f"\nWaiting: workers that do not wait use {gain:.2f} x" in capsys.readouterr().out
+
+
 def test_a_step_is_timed() -> None:
     taken: list[int] = []
 
@@ -227,6 +251,8 @@ def test_a_mesh_has_the_workers_and_durations_are_read() -> None:
         (["--params", "many"], "`params` must be a number such as 125M or 1.3B, got 'many'"),
         (["--link", "soon"], "Presets: "),
         (["--step", "nan"], "`step_seconds` must be a duration above 0"),
+        (["--slowest", "0.5"], "`slowest` must be a number of at least 1, got 0.5"),
+        (["--failures", "nan"], "`failures_per_hour` must be at least 0"),
         (["--calibration", "/nowhere"], "No such file or directory: '/nowhere'"),
     ],
 )
