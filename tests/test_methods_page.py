@@ -294,8 +294,8 @@ def test_policies_on_processes_are_those_that_bear_absence() -> None:
     built = {"asynchronous_pairs" if row.name == "ad_psgd" else row.name: row for row in POLICIES}
     for name, runs in listed:
         row = built.get(name) or built[f"{name}_2"]  # With its option.
-        # The pairs of a process are no `Policy` yet.
-        on_processes = name == "asynchronous_pairs" or row.policy(4).attend is not None
+        policy = row.policy(4)
+        on_processes = policy.attend is not None or policy.pairs is not None
         assert (runs == "yes") == on_processes, name
     functions = {name for name in events.__all__ if returns_policy(getattr(events, name))}
     assert sorted(name for name, _ in listed) == sorted(functions)
