@@ -40,7 +40,8 @@ RATE, MOMENTUM = 0.02, 0.9
 OUTER = optax.sgd(0.7, momentum=MOMENTUM, nesterov=True)
 
 Method = Literal[
-    "server", "server_aware", "stale_synchronous", "backup_workers", "decoupled",
+    "server", "server_aware", "bulk_synchronous", "stale_synchronous", "backup_workers",
+    "decoupled",
     "decoupled_8_bits", "decoupled_4_bits", "decoupled_top_k", "synchronous",
 ]  # fmt: skip
 
@@ -54,6 +55,7 @@ POLICIES: dict[str, Callable[[], events.Policy]] = {
     "server_aware": lambda: events.parameter_server(
         optax.sgd(WORKERS * RATE), weight=events.inverse_staleness
     ),
+    "bulk_synchronous": lambda: events.bulk_synchronous(optax.sgd(WORKERS * RATE)),
     "stale_synchronous": lambda: events.stale_synchronous(optax.sgd(WORKERS * RATE), 3),
     "backup_workers": lambda: events.backup_workers(optax.sgd(WORKERS * RATE), 1),
     "decoupled": decoupled,
@@ -78,6 +80,19 @@ class Batches:
             time.sleep(max(self.last + each - time.monotonic(), 0))
             self.last = max(self.last + each, time.monotonic() - each / 2)
         return self.inputs[numbers], self.labels[numbers]
+
+
+class Timed(Batches):
+    """The same; gradient k of worker i waits for `times[k, i]` seconds."""
+
+    def __init__(self, task: Task, times: np.ndarray) -> None:
+        super().__init__(task, 0.0)
+        self.times, self.calls = times, 0
+
+    def __call__(self, numbers: np.ndarray, worker: int) -> Any:
+        time.sleep(float(self.times[self.calls, worker]))
+        self.calls += 1
+        return super().__call__(numbers, worker)
 
 
 class Stopping(Batches):

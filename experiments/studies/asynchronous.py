@@ -17,13 +17,22 @@ import optax
 import scipy.stats
 
 from experiments.studies import _asynchronous_runs as runs
+from experiments.studies._windows import with_delay
 from experiments.study.run import Command
 from experiments.tasks.task import Task
-from jaxcomm import asynchronous, compression
+from jaxcomm import asynchronous, compression, synchronization
+from jaxcomm._noise import make_key
 from jaxcomm.synchronization import deterministic, events
 
 SLOW = (1.0, 1.0, 1.0, 4.0)
 ALL = ("server", "server_aware", "stale_synchronous", "backup_workers", "decoupled")
+METHODS = ("server", "bulk_synchronous", "stale_synchronous", "backup_workers", "decoupled")
+# Those of the study of stragglers, ten times as slow, so that other work takes a small part.
+CLOCKS = {
+    "3:1": deterministic([0.1, 0.1, 0.3, 0.3]),
+    "exponential": synchronization.shifted_exponential(mean=0.1),
+    "pareto": synchronization.pareto(scale=0.1 / 3, shape=1.5),
+}
 # Seconds of a gradient, so that two runs use at most 60 % of two cores.
 PACES = {"server": 0.1, "decoupled": 0.05, "synchronous": 0.1}
 
@@ -37,7 +46,7 @@ class Options:
 
     Command: `python -m experiments asynchronous --what goodput`.
 
-    Expected time: goodput 70 minutes, the others 10 minutes each.
+    Expected time: goodput 70 minutes, speeds 25 minutes, the others 10 minutes each.
 
     Number: the share of the examples without deaths; the waits; predicted over measured seconds;
     updates a second.
@@ -45,7 +54,7 @@ class Options:
 
     folder: pathlib.Path = pathlib.Path("asynchronous")
     """the folder of the rows and tables"""
-    what: Literal["goodput", "stragglers", "clock", "overhead"] = "goodput"
+    what: Literal["goodput", "stragglers", "clock", "speeds", "overhead"] = "goodput"
     """what is measured"""
     methods: tuple[runs.Method, ...] = ()
     """the methods, by default those of the record"""
@@ -145,7 +154,7 @@ def clock(config: Options) -> Iterator[dict[str, Any]]:
         # The slowest worker waits for no other: the rest of its time is its messages'.
         between = float(np.mean(np.diff([row.seconds for row in arrived[-1]])))
         message = max(between - each[-1] * gradients, 0.0)
-        predicted = _predicted(task, options["policy"], args[1], each, message)
+        predicted = _predicted(task, options["policy"], args[1], deterministic(each), message)
         # The first work of each worker compiles, which the engine does not know of.
         firsts = [
             next(r.seconds for r in result.rows if r.number and r.worker == w) for w in (0, 1, 2)
@@ -166,8 +175,59 @@ def clock(config: Options) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def speeds(config: Options) -> Iterator[dict[str, Any]]:
+    """The time to a training loss over that of synchronous SGD, measured and simulated.
+
+    The times of gradients are drawn from the same model, and equal in both.
+    """
+    task = Task("digits")
+    for name, straggler in CLOCKS.items():
+        numbers = jnp.arange(1000, dtype=jnp.int32)
+        draw = jax.vmap(lambda k, x=straggler: x.sample(make_key(0), k, (runs.WORKERS, 1))[:, 0])
+        times, losses, message = np.asarray(draw(numbers)), {}, None
+        for method in config.methods or METHODS:
+            (loss, params, _), options = runs.given(method, 0, task, 0.0)
+            result = asynchronous.train(
+                loss, params, runs.Timed(task, times), **options, seconds=75.0, progress=False
+            )
+            gradients = runs.PERIOD if method.startswith("decoupled") else 1
+            more = [
+                row.work_seconds - times[row.number : row.number + gradients, row.worker].sum()
+                for row in result.rows
+                if row.kind == "arrived"
+            ]
+            # All but the first, which compile, and the message of a worker that waits for none.
+            extra = float(np.median(more[runs.WORKERS :])) / gradients
+            message = _message_seconds(result.rows) if message is None else message
+            begun = max(row.seconds for row in result.rows if row.kind == "joined")
+            begun += float(np.median(more[: runs.WORKERS]))
+            measured = runs.losses_of(method, task, result.rows, every=4 // min(gradients, 4))
+            slower = with_delay(straggler, deterministic([extra] * runs.WORKERS))
+            losses[method] = (
+                [(seconds - begun, loss) for seconds, loss in measured],
+                _predicted(task, options["policy"], params, slower, message),
+            )
+            (config.folder / f"speeds_{name.replace(':', '_')}_{method}.json").write_text(
+                json.dumps(losses[method])
+            )
+            yield {"speeds": name, "method": method, "extra": extra, "message": message} | {
+                str(target): [runs.first_below(found, target) for found in losses[method]]
+                for target in (1.0, 0.5, 0.3)
+            }
+
+
+def _message_seconds(rows: list[asynchronous.Row]) -> float:
+    """The median time of a worker from the end of its work to the arrival, and of a reply."""
+    found: list[float] = []
+    for worker in range(runs.WORKERS):
+        arrived = [row for row in rows if row.kind == "arrived" and row.worker == worker][1:]
+        between = np.diff([row.seconds for row in arrived])
+        found.extend(between - [row.work_seconds for row in arrived[1:]])
+    return float(np.median(found))
+
+
 def _predicted(
-    task: Task, policy: events.Policy, params: Any, each: list[float], message: float
+    task: Task, policy: events.Policy, params: Any, straggler: Any, message: float
 ) -> list[tuple[float, float]]:
     """`(seconds, training loss)` of the event engine."""
     inputs, labels = (
@@ -179,7 +239,7 @@ def _predicted(
         return jax.value_and_grad(task.loss)(params, (inputs[rows], labels[rows]))
 
     loop = events.event_loop(
-        policy, work, deterministic(each), workers=runs.WORKERS,
+        policy, work, straggler, workers=runs.WORKERS,
         communication_seconds=lambda sent: jnp.where(sent.uploads > 0, jnp.float32(message), 0.0),
     )  # fmt: skip
     run, progress, found = jax.jit(loop.run, static_argnums=1), loop.start(params), []
@@ -219,6 +279,7 @@ MEASUREMENTS: dict[str, Callable[[Options], Iterator[dict[str, Any]]]] = {
     "goodput": goodput,
     "stragglers": stragglers,
     "clock": clock,
+    "speeds": speeds,
     "overhead": overhead,
 }
 

@@ -10,6 +10,7 @@ import pytest
 from experiments.studies import asynchronous
 from experiments.studies.asynchronous import Options, interval, main
 from experiments.tasks.task import Task
+from jaxcomm.synchronization import deterministic
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -30,7 +31,8 @@ def test_the_event_engine_predicts_a_faster_loss_for_faster_workers() -> None:
     policy, params = asynchronous.runs.POLICIES["server"](), task.first_weights(0)
     times = []
     for slow in (0.4, 4.0):
-        losses = asynchronous._predicted(task, policy, params, [slow / 4] * 3 + [slow], 0.01)
+        each = deterministic([slow / 4] * 3 + [slow])
+        losses = asynchronous._predicted(task, policy, params, each, 0.01)
         times.append(asynchronous.runs.first_below(losses, 1.5))
     assert None not in times and 5 < times[1] / times[0] < 15
 
