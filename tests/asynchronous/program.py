@@ -3,8 +3,11 @@
 import contextlib
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import psutil
@@ -42,6 +45,33 @@ def processes(name: str, pid: int | None = None) -> list[int]:
             if is_there and " ".join(child.cmdline()).startswith(f"ray::{name}"):
                 found.append(child.pid)
     return sorted(found)
+
+
+@contextlib.contextmanager
+def connected(**options: Any) -> Iterator[None]:
+    """A cluster on this machine, to which this program is connected."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fork")
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(address="local", **{**quiet, **options})
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def train_in_a_full_store() -> None:
+    """Trains parameters that are too large for the object store of the cluster."""
+    full = {"local_fs_capacity_threshold": 0.01}  # The disk counts as full, too.
+    with connected(num_cpus=3, object_store_memory=100_000_000, _system_config=full):
+        asynchronous.train(
+            lambda params, batch: jnp.vdot(params["w"], params["w"]),
+            {"w": np.zeros(12_000_000, np.float32)},
+            simulated.batches,
+            **options_of(events.parameter_server(optax.sgd(0.02))),
+        )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,7 +22,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import top_k
 from jaxcomm.synchronization import events
-from tests.asynchronous.program import options_of, paced, processes
+from tests.asynchronous.program import options_of, paced, processes, train_in_a_full_store
 from tests.asynchronous.simulated import START, batches, loss
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray")
@@ -230,25 +228,9 @@ def test_an_error_of_the_loss_is_raised() -> None:
 @needs_ray
 @pytest.mark.slow
 def test_a_full_store_is_an_error() -> None:
-    import ray
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*fork")
-        full = {"local_fs_capacity_threshold": 0.01}  # The disk counts as full, too.
-        ray.init(
-            address="local", num_cpus=3, object_store_memory=100_000_000, _system_config=full,
-            include_dashboard=False, logging_level="ERROR",
-        )  # fmt: skip
-    try:
-        large = {"w": np.zeros(12_000_000, np.float32)}
-        policy = events.parameter_server(optax.sgd(0.02))
-        with pytest.raises(RuntimeError, match="object store and the disk"):
-            asynchronous.train(
-                lambda params, batch: jnp.vdot(params["w"], params["w"]), large, batches,
-                **options_of(policy),
-            )  # fmt: skip
-    finally:
-        ray.shutdown()
+    with pytest.raises(RuntimeError, match="object store and the disk"):
+        train_in_a_full_store()
+    assert not processes("")
 
 
 def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
