@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple
 
 from experiments.errors import ExperimentError
+from experiments.lab import delay
 
 ISOLATED = "LAB_IS_ISOLATED"
 SUBNET = "10.77.0"
@@ -117,8 +118,11 @@ class Network:
     clusters. `===` is a pair of virtual devices; both of its ends are shaped, one per direction.
     """
 
-    def __init__(self, workers: int):
-        """Builds the network; `isolate` comes first."""
+    def __init__(self, workers: int, milliseconds: float = 0.0):
+        """Builds the network, whose messages from worker to worker and back take so long.
+
+        `isolate` comes first.
+        """
         self.workers, self.link = workers, Link()
         run("ip", "netns", "add", SWITCH)
         for half in "01":
@@ -127,11 +131,16 @@ class Network:
         self._switch("add", "trunk0", "type", "veth", "peer", "name", "trunk1")
         for half in "01":
             self._switch("set", f"trunk{half}", "master", f"bridge{half}", "up")
-        for worker in range(workers):
-            name = worker_name(worker)
+        names = [worker_name(worker) for worker in range(workers)]
+        for name in names:
             run("ip", "netns", "add", name)
-            ends = ("type", "veth", "peer", "name", f"port{worker}", "netns", SWITCH)
-            run("ip", "link", "add", DEVICE, "netns", name, *ends)
+        if milliseconds:  # Four crossings there and back.
+            pairs = [f"{name}/{DEVICE}=port{worker}" for worker, name in enumerate(names)]
+            self.relay = delay.start(milliseconds / 4, pairs)
+        for worker, name in enumerate(names):
+            if not milliseconds:
+                ends = ("type", "veth", "peer", "name", f"port{worker}", "netns", SWITCH)
+                run("ip", "link", "add", DEVICE, "netns", name, *ends)
             run("ip", "-n", name, "address", "add", f"{worker_address(worker)}/24", "dev", DEVICE)
             for device in ("lo", DEVICE):
                 run("ip", "-n", name, "link", "set", device, "up")

@@ -144,7 +144,12 @@ class RayClock:
     """Real time, and real workers."""
 
     def __init__(
-        self, reference: list[Any], job: Job, options: list[dict[str, Any]], patience: float
+        self,
+        reference: list[Any],
+        job: Job,
+        options: list[dict[str, Any]],
+        patience: float,
+        stopped: threading.Event | None = None,
     ) -> None:
         self._ray = require_ray()
         self._job, self._options = reference[0], options
@@ -162,7 +167,7 @@ class RayClock:
         self._firsts: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._starts: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._stored: collections.deque[tuple[PyTree, Any]] = collections.deque(maxlen=4)
-        self.stopped = threading.Event()
+        self._stopped = stopped or threading.Event()
 
     def seconds(self) -> float:
         """The time since the beginning."""
@@ -195,7 +200,7 @@ class RayClock:
 
     def next(self, due: float) -> Happening:
         """Waits for what happens next, or for the time `due`."""
-        while not self.stopped.is_set():
+        while not self._stopped.is_set():
             wait = min([due, self.seconds() + 0.5, *map(self._deadline, self._since)])
             references = list(self._waiting)
             if not references:
@@ -297,24 +302,27 @@ class OwnerProcess:
     def __init__(
         self, reference: list[Any], options: list[dict[str, Any]], patience: float
     ) -> None:
-        self._job: Job = require_ray().get(reference[0])
-        self._clock = RayClock(reference, self._job, options, patience)
+        self._given = reference, options, patience
+        self._stopped = threading.Event()
         self._rows: list[Row] = []
         self._sent, self._began = 0, False
 
     def run(self, params: PyTree, limits: Limits, directory: str | None) -> tuple[PyTree, bool]:
         """Trains; returns the parameters, and whether it was not stopped."""
+        reference, options, patience = self._given
+        job: Job = require_ray().get(reference[0])
+        clock = RayClock(reference, job, options, patience, self._stopped)
         with contextlib.ExitStack() as stack:
             checkpoints = None
             if directory is not None:
                 module = importlib.import_module("jaxcomm.checkpoint")
                 checkpoints = stack.enter_context(module.Checkpoints(directory))
             unsent = lambda: self._rows[self._sent :]  # noqa: E731
-            given = self._job, params, limits, self._clock, checkpoints, self._rows.append, unsent
-            owner = Owner(*given) if self._job.policy.pairs is None else Coordinator(*given)
+            given = job, params, limits, clock, checkpoints, self._rows.append, unsent
+            owner = Owner(*given) if job.policy.pairs is None else Coordinator(*given)
             self._began = True
             owner.run()
-            return owner.model, not self._clock.stopped.is_set()
+            return owner.model, not self._stopped.is_set()
 
     def is_authenticated(self) -> bool:
         """Whether the cluster lets in only those with its token."""
@@ -331,4 +339,4 @@ class OwnerProcess:
 
     def stop(self) -> None:
         """Lets `run` return."""
-        self._clock.stopped.set()
+        self._stopped.set()

@@ -213,16 +213,31 @@ def test_a_signal_saves_and_leaves_no_process(number: int, tmp_path: Path) -> No
         assert checkpoints.steps[-1] > 10
 
 
+class Unreadable:
+    """Batches that no other process can read."""
+
+    def __call__(self, numbers: np.ndarray, worker: int) -> Any:
+        return batches(numbers, worker)
+
+    def __reduce__(self) -> Any:
+        return unread, ()
+
+
+def unread() -> None:
+    raise KeyError("no such leaf")
+
+
 @needs_ray
 @pytest.mark.slow
-def test_an_error_of_the_loss_is_raised() -> None:
+def test_an_error_of_the_user_is_raised() -> None:
     def broken(params: Any, batch: Any) -> Any:
         raise KeyError("no such leaf")
 
     options = options_of(events.parameter_server(optax.sgd(0.02)))
-    with pytest.raises(Exception, match="no such leaf"):
-        asynchronous.train(broken, START, batches, **options)
-    assert not processes("")
+    for loss_fn, load in ((broken, batches), (loss, Unreadable())):
+        with pytest.raises(Exception, match="no such leaf"):
+            asynchronous.train(loss_fn, START, load, **options)
+        assert not processes("")
 
 
 @needs_ray

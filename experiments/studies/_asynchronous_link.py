@@ -1,0 +1,223 @@
+"""Training over slow links: asynchronous on Ray, and one synchronous program, beside each other.
+
+Each worker is in a network namespace of its own, as the owner is, with a limited link to a switch.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import linen
+
+from experiments.lab.network import DEVICE, Link, Network, worker_address, worker_name
+from experiments.lab.processes import WITH_HOSTS
+from experiments.tasks.data import load
+from jaxcomm import asynchronous, compression
+from jaxcomm.compression.feedback import error_feedback
+from jaxcomm.synchronization import events
+
+WORKERS, BATCH, PERIOD = 4, 32, 10
+PACE = 0.05  # Seconds of a gradient.
+PORT, COORDINATOR = 6379, 1234
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+
+class Wide(linen.Module):
+    """600,000 parameters, whose gradient costs little."""
+
+    @linen.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        hidden = inputs.reshape(len(inputs), -1)
+        for width in (1024, 512):
+            hidden = linen.relu(linen.Dense(width)(hidden))
+        return linen.Dense(10)(hidden)
+
+
+@functools.cache
+def data() -> Any:
+    found = load("digits", None)
+    return np.asarray(found.train_inputs), np.asarray(found.train_labels)
+
+
+def first_weights(seed: int) -> Any:
+    return Wide().init(jax.random.key(seed), data()[0][:1])["params"]
+
+
+def loss(params: Any, batch: Any) -> jax.Array:
+    logits = Wide().apply({"params": params}, batch[0])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]))
+
+
+whole_loss = jax.jit(loss)
+
+
+def batches(numbers: np.ndarray, worker: int) -> Any:
+    time.sleep(PACE)
+    return tuple(x[numbers] for x in data())
+
+
+# The rate of an update that has the gradients of all workers.
+POLICIES: dict[str, Callable[[float], events.Policy]] = {
+    "server": lambda rate: events.parameter_server(optax.sgd(rate / WORKERS)),
+    "decoupled_4_bits": lambda rate: events.decoupled_diloco(
+        optax.sgd(rate), OUTER, PERIOD, quorum=2, grace=0.5,
+        codec=error_feedback(compression.blockwise(compression.quantizers.dither(bits=4), 64)),
+    ),
+}  # fmt: skip
+
+
+def losses_of(method: str, rate: float, rows: list[asynchronous.Row]) -> list[tuple[float, float]]:
+    """`(seconds, training loss)` of a run, by a replay."""
+    from jaxcomm.asynchronous._messages import Job
+    from jaxcomm.asynchronous._owner import Limits, Owner
+    from jaxcomm.asynchronous._replay import Replay
+
+    def note(row: asynchronous.Row) -> None:
+        arrived.append(row)
+        if row.kind == "arrived" and len(arrived) % (1 if method.startswith("d") else 8) == 0:
+            found.append((row.seconds, float(whole_loss(owner.model, data()))))
+
+    arrived: list[asynchronous.Row] = []
+    found: list[tuple[float, float]] = []
+    quick = lambda numbers, worker: tuple(x[numbers] for x in data())  # noqa: E731
+    job = Job(loss, quick, POLICIES[method](rate), WORKERS, 0, BATCH, 1, False, None)
+    limits = Limits(len(data()[1]), np.inf, np.inf, WORKERS, np.inf)
+    params = jax.tree.map(np.asarray, first_weights(0))
+    owner = Owner(job, params, limits, Replay(job, rows), on_row=note)
+    owner.run()
+    return found
+
+
+def asynchronously(method: str, output: pathlib.Path, /, rate: float, seconds: float) -> None:
+    """The program of an asynchronous run, in the namespace of the owner."""
+    result = asynchronous.train(
+        loss, first_weights(0), batches, policy=POLICIES[method](rate), workers=WORKERS,
+        examples=len(data()[1]), batch_size=BATCH, devices=1, seconds=seconds, progress=False,
+    )  # fmt: skip
+    begun = max(row.seconds for row in result.rows if row.kind == "joined")
+    losses = [(at - begun, loss) for at, loss in losses_of(method, rate, result.rows)]
+    summary = result.summary
+    output.write_text(json.dumps({
+        "losses": losses, "upload_bytes": summary.upload_bytes, "examples": summary.examples,
+        "download_bytes": summary.download_bytes,
+    }))  # fmt: skip
+
+
+def synchronously(output: pathlib.Path, /, rate: float, seconds: float) -> None:
+    """A process of the synchronous program."""
+    import jaxcomm
+    from jaxcomm import launch
+
+    launch.initialize()
+    mesh = jax.make_mesh((WORKERS,), ("data",))
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
+    tx = optax.chain(jaxcomm.mean(), optax.sgd(rate))
+    params = first_weights(0)
+    step, opt_state = jaxcomm.make_step(loss, tx, mesh), jaxcomm.init(tx, params, mesh)
+    order, found, begun = np.random.default_rng(0), [], time.monotonic()
+    for number in range(10**9):
+        # All processes draw the same numbers, and see the same time.
+        numbers = order.integers(len(data()[1]), size=WORKERS * BATCH)
+        mine = batches(numbers[jax.process_index() * BATCH :][:BATCH], 0)
+        batch = jax.make_array_from_process_local_data(sharding, mine)
+        params, opt_state, metrics = step(params, opt_state, batch)
+        metrics["loss"].block_until_ready()
+        if number == 0:
+            begun = time.monotonic()  # It has been compiled.
+        if number % 4 == 3 and jax.process_index() == 0:
+            now = time.monotonic() - begun
+            mine = jax.tree.map(lambda x: x.addressable_data(0), params)
+            found.append((now, float(whole_loss(mine, data()))))
+            output.write_text(json.dumps({"losses": found, "steps": number + 1}))
+            if now > seconds:
+                os._exit(0)  # The others end with it.
+
+
+# The machine.
+
+
+def inside(worker: int, *command: str, **variables: str) -> subprocess.Popen[bytes]:
+    """Starts a program in the namespace of a worker; the owner is number 0."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    hosts = folder / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n{worker_address(worker)} {socket.gethostname()}\n")
+    place = ("ip", "netns", "exec", worker_name(worker), "sh", "-c", WITH_HOSTS, "sh")
+    environment = {
+        **os.environ, "LAB_HOSTS": str(hosts), "JAX_PLATFORMS": "cpu", "NPROC": "1",
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": DEVICE,
+        "RAY_TMPDIR": str(folder), **variables,
+    }  # fmt: skip
+    log = (folder / "log").open("w")
+    return subprocess.Popen((*place, *command), env=environment, stdout=log, stderr=log)
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[None]:
+    """Nodes of Ray in all namespaces; that of the owner has no worker."""
+    ray, head = str(pathlib.Path(sys.executable).with_name("ray")), worker_address(0)
+    first = ("--head", f"--port={PORT}", "--include-dashboard=false", "--num-cpus=0")
+    nodes = []
+    for worker in range(WORKERS + 1):
+        which = first if worker == 0 else (f"--address={head}:{PORT}", "--num-cpus=1")
+        address = f"--node-ip-address={worker_address(worker)}"
+        nodes.append(inside(worker, ray, "start", *which, address, "--block"))
+        time.sleep(8 if worker == 0 else 1)
+    try:
+        yield
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+        for node in nodes:
+            node.wait()
+
+
+def run(network: Network, method: str, rate: float, seconds: float, output: pathlib.Path) -> Any:
+    """One run over the links; returns what it has written."""
+    # Functions of a module that is imported are sent by their names.
+    module = (sys.executable, "-c", f"from {__name__} import program; program()")
+    options = ("--rate", str(rate), "--seconds", str(seconds))
+    if method == "synchronous":
+        processes = [
+            inside(
+                worker + 1, *module, "synchronously", str(output), *options,
+                JAX_COORDINATOR_ADDRESS=f"{worker_address(1)}:{COORDINATOR}",
+                JAX_NUM_PROCESSES=str(WORKERS), JAX_PROCESS_ID=str(worker),
+            )
+            for worker in range(WORKERS)
+        ]  # fmt: skip
+        for process in processes:
+            process.wait()
+    else:
+        with cluster():
+            address = f"{worker_address(0)}:{PORT}"
+            given = ("asynchronously", method, str(output), *options)
+            inside(0, *module, *given, RAY_ADDRESS=address).wait()
+    return json.loads(output.read_text())
+
+
+def network_of(rate: str, milliseconds: float) -> Network:
+    """The namespaces of the owner and the workers."""
+    network = Network(WORKERS + 1, milliseconds)
+    network.shape(Link(rate))
+    return network
+
+
+def program() -> None:
+    """What runs in a namespace."""
+    tyro.extras.subcommand_cli_from_dict(
+        {"asynchronously": asynchronously, "synchronously": synchronously}
+    )
