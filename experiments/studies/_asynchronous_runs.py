@@ -61,7 +61,7 @@ POLICIES: dict[str, Callable[[], events.Policy]] = {
     "decoupled": decoupled,
     "decoupled_8_bits": lambda: decoupled(compression.quantizers.dither(bits=8)),
     "decoupled_4_bits": lambda: decoupled(
-        error_feedback(compression.blockwise(compression.quantizers.dither(bits=4), 64))
+        compression.blockwise(compression.quantizers.dither(bits=4), 64)
     ),
     "decoupled_top_k": lambda: decoupled(error_feedback(compression.sparsifiers.top_k(ratio=0.1))),
 }

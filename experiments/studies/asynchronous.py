@@ -16,6 +16,8 @@ import numpy as np
 import optax
 import scipy.stats
 
+from experiments.lab.network import isolate
+from experiments.studies import _asynchronous_link as _link
 from experiments.studies import _asynchronous_runs as runs
 from experiments.studies._windows import with_delay
 from experiments.study.run import Command
@@ -26,6 +28,8 @@ from jaxcomm.synchronization import deterministic, events
 
 SLOW = (1.0, 1.0, 1.0, 4.0)
 ALL = ("server", "server_aware", "stale_synchronous", "backup_workers", "decoupled")
+BANDWIDTH, MILLISECONDS = "200mbit", 20.0  # of the link of each worker, and there and back
+TARGET = 0.1  # training loss
 METHODS = ("server", "bulk_synchronous", "stale_synchronous", "backup_workers", "decoupled")
 # Those of the study of stragglers, ten times as slow, so that other work takes a small part.
 CLOCKS = {
@@ -46,7 +50,7 @@ class Options:
 
     Command: `python -m experiments asynchronous --what goodput`.
 
-    Expected time: goodput 70 minutes, speeds 25 minutes, the others 10 minutes each.
+    Expected time: goodput 70 minutes, speeds and link 25 minutes, the others 10 minutes each.
 
     Number: the share of the examples without deaths; the waits; predicted over measured seconds;
     updates a second.
@@ -54,7 +58,7 @@ class Options:
 
     folder: pathlib.Path = pathlib.Path("asynchronous")
     """the folder of the rows and tables"""
-    what: Literal["goodput", "stragglers", "clock", "speeds", "overhead"] = "goodput"
+    what: Literal["goodput", "stragglers", "clock", "speeds", "link", "overhead"] = "goodput"
     """what is measured"""
     methods: tuple[runs.Method, ...] = ()
     """the methods, by default those of the record"""
@@ -250,6 +254,27 @@ def _predicted(
     return found
 
 
+def link(config: Options) -> Iterator[dict[str, Any]]:
+    """The time to a training loss over slow links, of each method at the best of its rates.
+
+    All have the same grid, which is extended where its edge is the best.
+    """
+    network = _link.network_of(BANDWIDTH, MILLISECONDS)
+    for method in ("synchronous", *_link.POLICIES):
+        found: dict[float, float] = {}
+        waiting = [0.02, 0.04, 0.08]
+        while waiting:
+            rate = waiting.pop()
+            path = config.folder / f"link_{method}_{rate:g}.json"
+            losses = (run := _link.run(network, method, rate, 60.0, path)).pop("losses")
+            times = {str(x): runs.first_below(losses, x) for x in (1.0, 0.3, TARGET)}
+            found[rate] = times[str(TARGET)] or np.inf
+            yield {"method": method, "rate": rate, "seconds": times} | run
+            best = min(found, key=lambda rate: found[rate])
+            if not waiting and len(found) < 6 and best in (min(found), max(found)):
+                waiting.append(best * 2 if best == max(found) else best / 2)
+
+
 def overhead(config: Options) -> Iterator[dict[str, Any]]:
     """Updates a second of an asynchronous server whose gradients cost little, and Ray's calls."""
     ray = importlib.import_module("ray")
@@ -280,12 +305,15 @@ MEASUREMENTS: dict[str, Callable[[Options], Iterator[dict[str, Any]]]] = {
     "stragglers": stragglers,
     "clock": clock,
     "speeds": speeds,
+    "link": link,
     "overhead": overhead,
 }
 
 
 def main(config: Options) -> int:
     """Runs `python -m experiments asynchronous`; returns the exit code."""
+    if config.what == "link":
+        isolate()
     config.folder.mkdir(parents=True, exist_ok=True)
     table = []
     for row in MEASUREMENTS[config.what](config):
