@@ -110,7 +110,11 @@ def asynchronously(method: str, output: pathlib.Path, /, rate: float, seconds: f
         seconds=seconds + SECONDS_TO_START,
     )  # fmt: skip
     # As in the other program, the time begins when all have compiled.
-    begun = max(row.seconds for row in result.rows if row.kind == "arrived" and row.number == 0)
+    begun = max(
+        row.seconds - (row.examples / BATCH - 1) * PACE
+        for row in result.rows
+        if row.kind == "arrived" and row.number == 0
+    )
     losses = [(at - begun, loss) for at, loss in losses_of(method, rate, result.rows)]
     summary = result.summary
     output.write_text(json.dumps({
