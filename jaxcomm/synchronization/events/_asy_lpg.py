@@ -112,7 +112,9 @@ def asy_lpg(
 
     Returns:
       A policy, for :func:`event_loop`. Each worker keeps the parameters that it has received. In
-      the compiled program, each event has a branch for either kind of gradient.
+      the compiled program, each event has a branch for either kind of gradient. Not for
+      :func:`jaxcomm.asynchronous.train`: a full gradient is over a worker's own examples, which
+      there are dealt to whoever is free, and a reply of either kind would have the bytes of both.
 
     Raises:
       ValueError: If an option is out of range, or `codec` has memory; when started, if `steps` is

@@ -91,7 +91,8 @@ def lag_wk(
       max_skip: The most rounds in a row that a worker skips.
 
     Returns:
-      A policy, for :func:`event_loop`. Each worker keeps its last upload.
+      A policy, for :func:`event_loop` and :func:`jaxcomm.asynchronous.train`. Each worker keeps its
+      last upload.
 
     Raises:
       ValueError: If `learning_rate` is not positive, or another option is out of range.
@@ -186,7 +187,8 @@ def lag_ps(
     Returns:
       A policy, as of :func:`lag_wk`. Workers that uploaded in one round have the same
       :math:`\hat x_i`. So the server compares the parameters of the last `max_skip` rounds, however
-      many workers there are.
+      many workers there are. Not for :func:`jaxcomm.asynchronous.train`: the smoothness is that of
+      a worker's own examples, and the sum needs the last gradient of a dead one, too.
 
     Raises:
       ValueError: As for :func:`lag_wk`; when started, if `smoothness` has another number.

@@ -197,7 +197,9 @@ def d_admm(graph: nx.Graph, penalty: float, colors: Sequence[int] | None = None)
 
     Returns:
       A policy, for :func:`event_loop`. Its model is the mean of the workers. An event reads the
-      rows of all neighbors, so it costs the degree times the parameters.
+      rows of all neighbors, so it costs the degree times the parameters. Not for
+      :func:`jaxcomm.asynchronous.train`: the work of a worker is an exact minimum over its own
+      examples, not a gradient, and its neighbors wait for its dual also if it has died.
 
     Raises:
       ValueError: If `penalty` is not positive, neighbors have the same color, or the graph is
