@@ -133,8 +133,9 @@ def test_no_two_wait_for_each_other_and_the_sum_is_kept(graph: nx.Graph) -> None
 
 
 @needs_ray
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("deaths", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deaths", [0, 2])
 def test_processes_make_the_same_bits_as_a_replay(deaths: int) -> None:
     """And as the event engine in the same order, if no process dies."""
     policy = events.asynchronous_pairs(optax.sgd(0.02, momentum=0.5), gossip.ring(4))
