@@ -145,8 +145,14 @@ class Row(NamedTuple):
 def row_of(values: Sequence[Any]) -> Row:
     """The row that JSON has held."""
     row = Row(*values)
-    heard = tuple((number, version) for number, version in row.heard)
-    return row._replace(heard=heard, inner=tuple(map(row_of, row.inner)))
+    return row._replace(
+        heard=tuple((number, version) for number, version in row.heard),
+        changes=tuple(
+            Change(Version(*after), other and Version(*other), number)
+            for after, other, number in row.changes
+        ),
+        inner=tuple(map(row_of, row.inner)),
+    )
 
 
 class Clock(Protocol):
