@@ -1,6 +1,7 @@
 """Workers without an owner: each has parameters, and averages them with those of a neighbor."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -97,20 +98,20 @@ class PairWorker:
         self._reported: tuple[Change, ...] = ()
         self._read_at = self._staleness = 0
         self._bytes = np.zeros(2, np.int64)  # sent and received since the last report
-        self.waits = False  # for another worker
+        self._waited = -math.inf  # until when, for another worker; infinite while it waits
 
     def run(self, order: Order, peers: Mapping[int, Peer]) -> Report:
         """Computes a gradient, averages with a neighbor, and takes a step.
 
         A gradient that is not finite changes nothing.
         """
-        started = time.monotonic()
         with self._waiting(), self._lock:
             for change in self._reported:
                 if change.after != self._version:
                     self._changes.pop(change.after, None)
         if order.params is not None:
             self._join(order, peers)
+        started = time.monotonic()
         index, number = self._version.worker, order.number
         (examples,) = order.examples
         batch = self._programs.batches(examples, index)
@@ -128,6 +129,10 @@ class PairWorker:
         return Report(
             message, float(loss), seconds, (), up, down, self._staleness, self._reported
         )  # fmt: skip
+
+    def busy(self) -> float:
+        """The seconds since it last waited for another worker."""
+        return max(time.monotonic() - self._waited, 0.0)
 
     def meet(self, shown: Shown, number: int) -> Shown | None:
         """Averages, as of :class:`Peer`."""
@@ -223,8 +228,8 @@ class PairWorker:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        self.waits = True
+        self._waited = math.inf
         try:
             yield
         finally:
-            self.waits = False
+            self._waited = time.monotonic()

@@ -24,7 +24,7 @@ from jaxcomm.synchronization.events._messages import bytes_of
 LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
-_SECONDS_TO_SAY = 2.0  # that a worker waits for another
+_SECONDS_TO_SAY = 2.0  # for how long a worker has not waited for another
 _SECONDS_TO_SHOW = 60.0  # its parameters at the end
 
 
@@ -88,9 +88,9 @@ class PairProcess:
         peers = {index: RayPeer(actor) for index, actor in actors.items()}
         return self._worker.run(order._replace(params=params), peers)
 
-    def waits(self) -> bool:
-        """Whether it waits for another worker."""
-        return self._worker.waits
+    def busy(self) -> float:
+        """The seconds since it last waited for another worker."""
+        return self._worker.busy()
 
     def meet(self, shown: Shown, number: int) -> Shown | None:
         """As of :class:`Peer`."""
@@ -209,11 +209,8 @@ class RayClock:
             if done:
                 return self._happened(done[0])
             for worker, since in self._since.items():
-                if self.seconds() > self._deadline(worker):
-                    if self._meets and self._is_kept_waiting(worker):
-                        self._since[worker] = self.seconds()
-                    else:
-                        return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
+                if self.seconds() > self._deadline(worker) and self._is_silent(worker):
+                    return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
             now = self.seconds()
             # The owner compares the time with `due` in float32.
             if np.float32(now) > np.float32(due):
@@ -233,7 +230,11 @@ class RayClock:
             self._took[worker] = collections.deque(maxlen=_RECENT)
             self._compiled.discard(worker)
             return Happening("joined", np.float32(self.seconds()), worker)
-        (self._took[worker] if worker in self._compiled else self._firsts).append(took)
+        if worker in self._compiled:
+            # Of those that meet, without the time in which they wait for each other.
+            self._took[worker].append(report.seconds if self._meets else took)
+        else:
+            self._firsts.append(took)
         self._compiled.add(worker)
         return Happening("arrived", np.float32(self.seconds()), worker, report)
 
@@ -255,13 +256,17 @@ class RayClock:
                 found.append(Happening("collected", now, asked[reference], report))
         return found
 
-    def _is_kept_waiting(self, worker: int) -> bool:
-        """Whether a worker is silent because another one is."""
+    def _is_silent(self, worker: int) -> bool:
+        """Whether a worker that is late is not so because it waited for another one."""
+        if not self._meets:
+            return True
         try:
-            asked = self._actors[worker].waits.remote()
-            return bool(self._ray.get(asked, timeout=_SECONDS_TO_SAY))
+            asked = self._actors[worker].busy.remote()
+            busy = self._ray.get(asked, timeout=_SECONDS_TO_SAY)
         except (self._ray.exceptions.GetTimeoutError, *_deaths(self._ray)):
-            return False
+            return True
+        self._since[worker] = max(self._since[worker], self.seconds() - busy)
+        return self.seconds() > self._deadline(worker)
 
     def _left(self, worker: int, reason: str) -> Happening:
         self._ray.kill(self._actors.pop(worker), no_restart=True)

@@ -1,0 +1,97 @@
+"""The clock of Ray, with threads in place of processes: who is taken for dead, and who is not."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+from jaxcomm.asynchronous import Row
+from jaxcomm.asynchronous._coordinator import Coordinator
+from jaxcomm.synchronization import events
+from tests.asynchronous.simulated import START, batches, job_of, limits_of
+from tests.asynchronous.threads import clock_of
+
+Act = Callable[[Row, Any], None]
+
+
+class Meeting:
+    """A run of workers that meet, in a thread; `act` is called with each row and the clock."""
+
+    def __init__(
+        self, monkeypatch: Any, graph: nx.Graph, act: Act, messages: int, pace: float,
+        patience: float = 10.0, load: Any = batches,
+    ) -> None:  # fmt: skip
+        def paced(numbers: np.ndarray, worker: int) -> Any:
+            time.sleep(pace)
+            return load(numbers, worker)
+
+        policy = events.asynchronous_pairs(optax.sgd(0.02), graph)
+        job = job_of(policy, workers=len(graph), batches=paced)
+        self.clock, self.ray = clock_of(job, monkeypatch, patience)
+        self.rows: list[Row] = []
+        self.error: Exception | None = None
+
+        def on_row(row: Row) -> None:
+            self.rows.append(row)
+            act(row, self.clock)
+
+        limits = limits_of(messages, start=len(graph))
+        self.owner = Coordinator(job, START, limits, self.clock, None, on_row)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def until_done(self, seconds: float) -> "Meeting":
+        self.thread.start()
+        self.thread.join(seconds)
+        hangs = self.thread.is_alive()
+        self.clock._stopped.set()
+        self.ray.end()
+        assert not hangs, "the run hangs"
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def of_kind(self, kind: str) -> list[Row]:
+        return [row for row in self.rows if row.kind == kind]
+
+    def _run(self) -> None:
+        try:
+            self.owner.run()
+        except Exception as error:
+            self.error = error
+
+
+def test_a_wait_for_another_is_no_work_of_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that have waited for one that hangs could hang `patience` times as long."""
+    frozen: list[int] = []
+
+    def act(row: Row, clock: Any) -> None:
+        if not frozen and row.kind == "arrived" and row.number > 5:
+            frozen.append(row.worker)
+            clock._actors[1].freeze()
+
+    run = Meeting(monkeypatch, nx.complete_graph(3), act, 100, 0.02).until_done(60)
+    (left,) = run.of_kind("left")
+    waited = float(left.reason.split()[2])
+    after = [row for row in run.rows if row.kind == "arrived" and row.seconds > left.seconds]
+    assert after and max(max(took) for took in run.clock._took.values() if took) < waited / 2
+
+
+def test_one_that_works_after_a_long_wait_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[threading.Timer] = []
+
+    def act(row: Row, clock: Any) -> None:
+        if not held and row.kind == "arrived" and row.worker == 0 and row.number == 5:
+            # As while it answers another one, which hangs, when it begins its next gradient.
+            worker = clock._actors[0]._object._worker
+            worker._lock.acquire()
+            longest = max(clock._took[0])
+            held.append(threading.Timer(clock._patience * longest - 0.1, worker._lock.release))
+            held[0].start()
+
+    run = Meeting(monkeypatch, nx.path_graph(2), act, 20, 0.3, patience=4.0).until_done(80)
+    assert held and not run.of_kind("left")
