@@ -98,6 +98,7 @@ class PairWorker:
         self._reported: tuple[Change, ...] = ()
         self._read_at = self._staleness = 0
         self._bytes = np.zeros(2, np.int64)  # sent and received since the last report
+        self.has_worked = False  # whether it has computed a gradient
         self._waited = -math.inf  # until when, for another worker; infinite while it waits
 
     def run(self, order: Order, peers: Mapping[int, Peer]) -> Report:
@@ -118,7 +119,7 @@ class PairWorker:
         loss, gradient, finite = self._programs.gradient(
             self._member.read, np.int32(index), np.int32(number), batch
         )
-        finite = bool(finite)
+        finite, self.has_worked = bool(finite), True
         seconds = time.monotonic() - started
         if finite:
             self._meet(number, gradient, peers)

@@ -24,7 +24,7 @@ from jaxcomm.synchronization.events._messages import bytes_of
 LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
-_SECONDS_TO_SAY = 2.0  # for how long a worker has not waited for another
+_SECONDS_TO_SAY = 2.0  # what a worker knows at once
 _SECONDS_TO_SHOW = 60.0  # its parameters at the end
 
 
@@ -91,6 +91,10 @@ class PairProcess:
     def busy(self) -> float:
         """The seconds since it last waited for another worker."""
         return self._worker.busy()
+
+    def has_worked(self) -> bool:
+        """Whether it has computed a gradient."""
+        return self._worker.has_worked
 
     def meet(self, shown: Shown, number: int) -> Shown | None:
         """As of :class:`Peer`."""
@@ -208,6 +212,8 @@ class RayClock:
             done, _ = self._ray.wait(references, timeout=max(wait - self.seconds(), 0))
             if done:
                 return self._happened(done[0])
+            if self._meets and not self._firsts:
+                self._ask_for_firsts()
             for worker, since in self._since.items():
                 if self.seconds() > self._deadline(worker) and self._is_silent(worker):
                     return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
@@ -260,13 +266,24 @@ class RayClock:
         """Whether a worker that is late is not so because it waited for another one."""
         if not self._meets:
             return True
-        try:
-            asked = self._actors[worker].busy.remote()
-            busy = self._ray.get(asked, timeout=_SECONDS_TO_SAY)
-        except (self._ray.exceptions.GetTimeoutError, *_deaths(self._ray)):
+        busy = self._asked(self._actors[worker].busy)
+        if busy is None:
             return True
         self._since[worker] = max(self._since[worker], self.seconds() - busy)
         return self.seconds() > self._deadline(worker)
+
+    def _ask_for_firsts(self) -> None:
+        """Finds the time of a first gradient, also if all who have one wait for one that hangs."""
+        for worker in self._took.keys() & self._since.keys():
+            if self._asked(self._actors[worker].has_worked):
+                self._firsts.append(self.seconds() - self._since[worker])
+
+    def _asked(self, method: Any) -> Any:
+        """What a worker answers at once; `None` if it does not."""
+        try:
+            return self._ray.get(method.remote(), timeout=_SECONDS_TO_SAY)
+        except (self._ray.exceptions.GetTimeoutError, *_deaths(self._ray)):
+            return None
 
     def _left(self, worker: int, reason: str) -> Happening:
         self._ray.kill(self._actors.pop(worker), no_restart=True)

@@ -95,3 +95,15 @@ def test_one_that_works_after_a_long_wait_is_not_silent(monkeypatch: pytest.Monk
 
     run = Meeting(monkeypatch, nx.path_graph(2), act, 20, 0.3, patience=4.0).until_done(80)
     assert held and not run.of_kind("left")
+
+
+def test_one_that_hangs_before_anyone_has_worked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def act(row: Row, clock: Any) -> None:
+        if len(run.rows) == 2:  # Both have joined; each will wait for the other.
+            clock._actors[1].freeze()
+
+    run = Meeting(monkeypatch, nx.path_graph(2), act, 20, 0.1, patience=2.0)
+    run.until_done(60)
+    assert [row.worker for row in run.of_kind("left")] == [1]
