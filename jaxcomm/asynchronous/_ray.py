@@ -25,7 +25,7 @@ LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
 _SECONDS_TO_SAY = 2.0  # what a worker knows at once
-_SECONDS_TO_SHOW = 60.0  # its parameters at the end
+_SECONDS_TO_SHOW = 60.0  # its parameters at the end, if no other hangs
 
 
 def require_ray() -> Any:
@@ -246,11 +246,14 @@ class RayClock:
 
     def collected(self) -> list[Happening]:
         """The parameters of those that answer."""
+        # While one hangs, those that wait for it cannot answer.
+        asked = {self._actors[worker].busy.remote(): worker for worker in self._took}
+        for reference in asked.keys() - self._answers(asked):
+            self._ray.kill(self._actors.pop(asked[reference]), no_restart=True)
+            del self._took[asked[reference]]
         asked = {self._actors[worker].show.remote(): worker for worker in sorted(self._took)}
-        if asked:
-            done, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_SECONDS_TO_SHOW)
         found = []
-        for reference in done if asked else ():
+        for reference in self._answers(asked):
             with contextlib.suppress(*_deaths(self._ray)):
                 shown = self._ray.get(reference)
                 if shown is None:
@@ -261,6 +264,13 @@ class RayClock:
                 now = np.float32(self.seconds())
                 found.append(Happening("collected", now, asked[reference], report))
         return found
+
+    def _answers(self, asked: dict[Any, int]) -> list[Any]:
+        """Those that come soon."""
+        if not asked:
+            return []
+        done, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_SECONDS_TO_SHOW)
+        return done
 
     def _is_silent(self, worker: int) -> bool:
         """Whether a worker that is late is not so because it waited for another one."""

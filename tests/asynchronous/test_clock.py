@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcomm.asynchronous import Row
+from jaxcomm.asynchronous import Row, _ray
 from jaxcomm.asynchronous._coordinator import Coordinator
 from jaxcomm.synchronization import events
 from tests.asynchronous.simulated import START, batches, job_of, limits_of
@@ -107,3 +107,21 @@ def test_one_that_hangs_before_anyone_has_worked_is_replaced(
     run = Meeting(monkeypatch, nx.path_graph(2), act, 20, 0.1, patience=2.0)
     run.until_done(60)
     assert [row.worker for row in run.of_kind("left")] == [1]
+
+
+def test_one_that_waits_at_the_end_for_one_that_hangs_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_ray, "_SECONDS_TO_SHOW", 3.0)
+    frozen: list[int] = []
+
+    def act(row: Row, clock: Any) -> None:
+        if not frozen and row.kind == "arrived" and row.number > 5:
+            frozen.append(1)
+            clock._actors[1].freeze()
+
+    # Worker 0 locks its parameters and waits; 2 and 3 go on to the end.
+    graph = nx.Graph([(0, 1), (0, 2), (2, 3)])
+    run = Meeting(monkeypatch, graph, act, 100, 0.05, patience=1e3).until_done(60)
+    assert not run.of_kind("left")
+    assert [row.worker for row in run.of_kind("collected")] == [0, 2, 3]
