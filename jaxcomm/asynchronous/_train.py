@@ -143,7 +143,7 @@ def train(
         abandons gradients, needs every worker to the end, or keeps nothing in a `directory`.
       FloatingPointError: If many messages in a row are not finite.
       RuntimeError: If all workers die again and again; if the owner dies and there is no
-        `directory`; or if the object store is full; or if no worker is left to collect from.
+        `directory`; or if the object store is full; or if no worker has the parameters any more.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, optax

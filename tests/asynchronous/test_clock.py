@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxcomm.asynchronous import Row, _ray
-from jaxcomm.asynchronous._coordinator import Coordinator
+from jaxcomm.asynchronous._coordinator import Coordinator, replayed
 from jaxcomm.synchronization import events
 from tests.asynchronous.simulated import START, batches, job_of, limits_of
 from tests.asynchronous.threads import clock_of
@@ -31,7 +31,7 @@ class Meeting:
             return load(numbers, worker)
 
         policy = events.asynchronous_pairs(optax.sgd(0.02), graph)
-        job = job_of(policy, workers=len(graph), batches=paced)
+        self.job = job = job_of(policy, workers=len(graph), batches=paced)
         self.clock, self.ray = clock_of(job, monkeypatch, patience)
         self.rows: list[Row] = []
         self.error: Exception | None = None
@@ -40,8 +40,8 @@ class Meeting:
             self.rows.append(row)
             act(row, self.clock)
 
-        limits = limits_of(messages, start=len(graph))
-        self.owner = Coordinator(job, START, limits, self.clock, None, on_row)
+        self.limits = limits_of(messages, start=len(graph))
+        self.owner = Coordinator(job, START, self.limits, self.clock, None, on_row)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def until_done(self, seconds: float) -> "Meeting":
@@ -125,3 +125,37 @@ def test_one_that_waits_at_the_end_for_one_that_hangs_is_collected(
     run = Meeting(monkeypatch, graph, act, 100, 0.05, patience=1e3).until_done(60)
     assert not run.of_kind("left")
     assert [row.worker for row in run.of_kind("collected")] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parameters_that_died_with_all_workers_are_missed(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+
+    def act(row: Row, clock: Any) -> None:
+        if not killed and row.kind == "arrived" and row.number > 5:
+            killed.extend(clock._actors)
+            for actor in clock._actors.values():
+                actor.kill()
+
+    run = Meeting(monkeypatch, nx.path_graph(workers), act, 60, 0.05)
+    with pytest.raises(RuntimeError, match="No worker is left"):
+        run.until_done(60)
+
+
+def test_one_that_dies_returns_to_the_parameters_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+
+    def act(row: Row, clock: Any) -> None:
+        if row.kind == "arrived" and row.number > 5 * len(killed) + 5 and len(killed) < 4:
+            killed.append(len(killed) % 2)
+            clock._actors[killed[-1]].kill()
+
+    run = Meeting(monkeypatch, nx.path_graph(2), act, 120, 0.05).until_done(60)
+    assert len(run.of_kind("left")) == 4 and len(run.of_kind("collected")) == 2
+    model, rows, is_done = replayed(run.job, START, run.limits, run.rows)
+    np.testing.assert_array_equal(run.owner.model["w"], model["w"])
+    assert is_done and [repr(row) for row in rows] == [repr(row) for row in run.rows]
