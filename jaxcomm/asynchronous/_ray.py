@@ -69,6 +69,10 @@ class WorkerProcess:
         )
         return report
 
+    def busy(self) -> float:
+        """As of those that meet, for an island: it waits for its workers, and looks after them."""
+        return 0.0
+
     def hear(self, version: int, view: PyTree) -> None:
         """Keeps the newest view until the next gradient."""
         self._heard.append((version, view))
@@ -274,7 +278,7 @@ class RayClock:
 
     def _is_silent(self, worker: int) -> bool:
         """Whether a worker that is late is not so because it waited for another one."""
-        if not self._meets:
+        if not (self._meets or self._is_upper):
             return True
         busy = self._asked(self._actors[worker].busy)
         if busy is None:

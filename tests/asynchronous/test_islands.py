@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,32 @@ def test_processes_of_two_tiers_make_the_same_bits_as_a_replay() -> None:
     np.testing.assert_allclose(result.params["w"], [1, 2, 3], atol=0.3)
     # 8 bits and a float32 travel up, and 3 float32 with the number of the anchor down.
     assert result.summary.upload_bytes == 7 * sum(row.upload_bytes > 0 for row in result.rows)
+
+
+def loaded(numbers: np.ndarray, worker: int) -> Any:
+    """Batches that a new process has to load first."""
+    if not hasattr(loaded, "is_done"):
+        time.sleep(6.0)
+        loaded.is_done = True  # type: ignore[attr-defined]
+    return paced(numbers, worker)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_an_island_that_waits_for_a_new_process_is_not_silent() -> None:
+    killed: list[int] = []
+
+    def act(row: Row) -> None:
+        if not killed and row.kind == "arrived" and row.number > 10:
+            killed.append(processes("WorkerProcess")[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    island = Island(events.parameter_server(optax.sgd(0.02)), 1, 2)
+    options = options_of(
+        events.parameter_server(optax.sgd(1.0)), workers=2, island=island, total=None, seconds=45.0
+    )
+    result = asynchronous.train(loss, START, loaded, **options, on_row=act)
+    assert killed and not any(row.kind == "left" for row in result.rows)
+    inner = [each.kind for row in result.rows for each in row.inner]
+    assert inner.count("left") == 1 and inner.count("joined") == 3
