@@ -25,6 +25,7 @@ LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
 _SECONDS_TO_SAY = 2.0  # what a worker knows at once
+_SECONDS_AWAY = 0.5  # longer than an owner computes between two messages
 _SECONDS_TO_SHOW = 60.0  # its parameters at the end, if no other hangs
 
 
@@ -170,6 +171,7 @@ class RayClock:
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
         self._since: dict[int, float] = {}
+        self._returned = 0.0  # when `next` did
         self._took: dict[int, collections.deque[float]] = {}  # of those that have joined
         self._compiled: set[int] = set()  # those whose programs are, after their first work
         self._firsts: collections.deque[float] = collections.deque(maxlen=_RECENT)
@@ -208,6 +210,17 @@ class RayClock:
 
     def next(self, due: float) -> Happening:
         """Waits for what happens next, or for the time `due`."""
+        # Nobody has been silent while nobody has listened, such as an island that itself waits.
+        now = self.seconds()
+        if (away := now - self._returned) > _SECONDS_AWAY:
+            for worker in self._took.keys() & self._since.keys():
+                self._since[worker] = min(self._since[worker] + away, now)
+        try:
+            return self._next(due)
+        finally:
+            self._returned = self.seconds()
+
+    def _next(self, due: float) -> Happening:
         while not self._stopped.is_set():
             wait = min([due, self.seconds() + 0.5, *map(self._deadline, self._since)])
             references = list(self._waiting)
@@ -242,7 +255,8 @@ class RayClock:
             return Happening("joined", np.float32(self.seconds()), worker)
         if worker in self._compiled:
             # Of those that meet, without the time in which they wait for each other.
-            self._took[worker].append(report.seconds if self._meets else took)
+            longer = report.seconds if self._meets else max(took, report.seconds)
+            self._took[worker].append(longer)
         else:
             self._firsts.append(took)
         self._compiled.add(worker)

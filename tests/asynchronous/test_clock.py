@@ -12,6 +12,7 @@ import pytest
 
 from jaxcomm.asynchronous import Row, _ray
 from jaxcomm.asynchronous._coordinator import Coordinator, replayed
+from jaxcomm.asynchronous._messages import Order
 from jaxcomm.synchronization import events
 from tests.asynchronous.simulated import START, batches, job_of, limits_of
 from tests.asynchronous.threads import clock_of
@@ -159,3 +160,27 @@ def test_one_that_dies_returns_to_the_parameters_of_another(
     model, rows, is_done = replayed(run.job, START, run.limits, run.rows)
     np.testing.assert_array_equal(run.owner.model["w"], model["w"])
     assert is_done and [repr(row) for row in rows] == [repr(row) for row in run.rows]
+
+
+def test_a_worker_is_not_silent_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an island that waits for the owner above it."""
+    job = job_of(events.parameter_server(optax.sgd(0.02)), workers=1)
+    clock, ray = clock_of(job, monkeypatch, patience=4.0)
+    clock.start(0)
+    assert clock.next(np.inf).kind == "joined"
+    for number in range(3):
+        examples = np.zeros((1, 2), np.int32)
+        order = Order(number, examples, START) if number == 0 else Order(number, examples)
+        clock.begin(0, order)
+        assert clock.next(np.inf).kind == "arrived"
+    before = max(clock._took[0])
+    clock.begin(0, Order(3, examples))
+    time.sleep(2.0)
+    ray.actors[0].freeze()  # Its message has arrived.
+    assert clock.next(np.inf).kind == "arrived" and max(clock._took[0]) < before + 1
+    clock.begin(0, Order(4, examples))
+    time.sleep(1.0)
+    began = time.monotonic()
+    assert clock.next(np.inf).kind == "left"
+    assert 4 * before < time.monotonic() - began < 4 * before + 1
+    ray.end()
