@@ -118,6 +118,14 @@ def test_islands_have_examples_and_workers_of_their_own() -> None:
     assert all(number % 3 == worker // 2 for worker, number in seen)
 
 
+def test_a_message_of_an_island_whose_own_were_too_late_is_finite() -> None:
+    island = Island(events.backup_workers(optax.sgd(0.05), 1), 2, 1)
+    job = job_of(UPPER["server"], workers=2, island=island, examples=EXAMPLES)
+    _, rows = trained(job, limits_of(100, start=2), Archipelago)
+    assert any(each.outcome == "stale" for row in rows for each in row.inner)
+    assert not any(row.outcome == "nonfinite" for row in rows)
+
+
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
