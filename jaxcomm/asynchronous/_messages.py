@@ -146,7 +146,8 @@ def row_of(values: Sequence[Any]) -> Row:
     """The row that JSON has held."""
     row = Row(*values)
     heard = tuple((number, version) for number, version in row.heard)
-    return row._replace(heard=heard, inner=tuple(map(row_of, row.inner)))
+    # Runs without an owner, whose rows have changes, are not saved.
+    return row._replace(heard=heard, changes=(), inner=tuple(map(row_of, row.inner)))
 
 
 class Clock(Protocol):
