@@ -211,7 +211,8 @@ def rebuilt(
             reads[of] -= 1
             if not reads[of]:
                 del members[of]
-    model = programs.mean([members[version].params for version in ends], params)
+    found = [members[version].params for version in ends] or [programs.join(params, params).params]
+    model = programs.mean(found, params)
     return jax.tree.map(np.array, model), losses
 
 

@@ -207,6 +207,14 @@ def test_a_worker_that_dies_before_it_answers_has_changed_the_next() -> None:
     np.testing.assert_array_equal(model["w"], np.mean(threads.shown([0, 2]), axis=0))
 
 
+def test_a_replay_without_a_change_returns_the_first_parameters() -> None:
+    options = options_of(events.asynchronous_pairs(optax.sgd(0.1), nx.path_graph(3)))
+    for rows in ([], [Row("joined", 0.0, 0)]):
+        result = asynchronous.train(loss, START, batches, **options, replay=rows)
+        np.testing.assert_array_equal(result.params["w"], START["w"])
+        assert not result.is_done
+
+
 def test_a_late_worker_begins_at_the_parameters_of_another() -> None:
     threads = Threads(nx.path_graph(3))
     for number in range(3):
