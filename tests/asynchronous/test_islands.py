@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -116,6 +117,28 @@ def test_islands_have_examples_and_workers_of_their_own() -> None:
     assert {worker for worker, _ in seen} == set(range(6))
     assert {number for _, number in seen} == set(range(EXAMPLES))
     assert all(number % 3 == worker // 2 for worker, number in seen)
+
+
+def test_an_island_whose_parameters_overflow_begins_again() -> None:
+    def broken(numbers: np.ndarray, worker: int) -> Any:
+        return *batches(numbers, worker), np.float32([3e38 * (7 in numbers)] * len(numbers))
+
+    def steep(params: Any, batch: Any) -> jax.Array:
+        return loss(params, batch[:2]) + params["w"][0] * batch[2][0]
+
+    # The update overflows, and not the gradient.
+    tx = optax.chain(optax.scale(100.0), optax.sgd(2e-4))
+    job = job_of(
+        events.parameter_server(optax.sgd(0.5)), workers=3, batches=broken, loss_fn=steep,
+        island=Island(events.parameter_server(tx), 2, 5), examples=EXAMPLES,
+    )  # fmt: skip
+    limits = limits_of(600, start=3)
+    owner, rows = trained(job, limits, Archipelago)
+    again, same = trained(job, limits, ReplayOfIslands, rows)
+    assert untimed(rows) == untimed(same)
+    np.testing.assert_array_equal(owner.model["w"], again.model["w"])
+    assert any(row.outcome == "nonfinite" for row in rows)
+    np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.5)
 
 
 def test_a_message_of_an_island_whose_own_were_too_late_is_finite() -> None:
