@@ -195,7 +195,9 @@ def rebuilt(
             member = programs.join(params if other is None else theirs, params)
         else:
             member = members[version._replace(age=age - 1)]
-            if number < 0:
+            if number < 0 and other is None:
+                member = programs.read(member)
+            elif number < 0:
                 member = member._replace(params=programs.meet(theirs, member.params)[1])
             else:
                 batch = programs.batches(examples[worker, life, number], worker)

@@ -91,7 +91,7 @@ class Change(NamedTuple):
 
     after: Version
     other: Version | None  # with which it averaged, or as which it began
-    number: int  # of its gradient; -1 if it was the gradient of the other
+    number: int  # of its gradient; -1 if it was that of the other, or if it only read them again
 
 
 class Report(NamedTuple):

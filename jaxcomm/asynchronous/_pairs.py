@@ -67,6 +67,7 @@ class PairPrograms:
         self.gradient, self.partner = jax.jit(of_batch), jax.jit(partner)
         self.join = jax.jit(lambda params, like: pairs.join(narrow(params, like)))
         self.meet, self.step = jax.jit(pairs.meet), jax.jit(pairs.step)
+        self.read = jax.jit(lambda own: own._replace(read=narrow(own.params, own.read)))
         self.mean = self.mean_of(job)
 
     @staticmethod
@@ -104,7 +105,7 @@ class PairWorker:
     def run(self, order: Order, peers: Mapping[int, Peer]) -> Report:
         """Computes a gradient, averages with a neighbor, and takes a step.
 
-        A gradient that is not finite changes nothing.
+        After a gradient that is not finite, it only reads its parameters again.
         """
         with self._waiting(), self._lock:
             for change in self._reported:
@@ -123,6 +124,8 @@ class PairWorker:
         seconds = time.monotonic() - started
         if finite:
             self._meet(number, gradient, peers)
+        else:
+            self._read()
         with self._waiting(), self._lock:
             self._reported = tuple(self._changes.values())
             (up, down), self._bytes = self._bytes.tolist(), np.zeros(2, np.int64)
@@ -213,6 +216,12 @@ class PairWorker:
         member = self._programs.step(self._member._replace(params=params), gradient)
         self._change(member, other, number)
         self._read_at = self._version.age
+
+    def _read(self) -> None:
+        with self._waiting(), self._lock:
+            self._staleness = self._version.age - self._read_at
+            self._change(self._programs.read(self._member), None, -1)
+            self._read_at = self._version.age
 
     def _change(self, member: Any, other: Version | None, number: int) -> None:
         self._member = member

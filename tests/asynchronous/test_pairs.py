@@ -225,6 +225,21 @@ def test_a_late_worker_begins_at_the_parameters_of_another() -> None:
     np.testing.assert_array_equal(threads.shown([1])[0], before)
 
 
+def test_one_whose_gradient_is_not_finite_goes_on_at_its_average() -> None:
+    given = {
+        "loss_fn": lambda params, batch: jnp.mean(jnp.log(params["w"]) ** 2) + 0 * batch[0][0, 0]
+    }
+    threads = Threads(nx.path_graph(2), **given)
+    for worker, start in enumerate((-0.1, 4.0)):
+        params = {"w": np.full(3, start, np.float32)}
+        threads.workers[worker]._join(Order(0, np.zeros((1, 2), np.int32), params), {})
+    outcomes = []
+    for number in range(1, 4):
+        for worker in range(2):
+            outcomes.append(threads.run(worker, number).message is None)
+    assert outcomes == [True, False, True, False, False, False]
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     nothing = {"batches": lambda numbers, worker: (INPUTS * np.nan, TARGETS)}
     threads = Threads(nx.path_graph(2), **nothing)
