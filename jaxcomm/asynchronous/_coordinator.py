@@ -25,6 +25,8 @@ from jaxcomm.synchronization.events import Policy
 from jaxcomm.synchronization.events._messages import sent
 from jaxcomm.synchronization.events._pairs import Member
 
+_NOBODY = "No worker is left, and the parameters were with them."
+
 # The state is the first parameters, at which workers join. Messages have none.
 _WATCHES = Policy(
     init=lambda params, workers: params,
@@ -53,6 +55,7 @@ class Coordinator(Owner):
         self._known: dict[Version, int] = {}  # of each life, how many changes are; age 0
         self._apart: set[Version] = set()  # those that are after one that is not
         self._mean = PairPrograms.mean_of(job)
+        self._holders: set[int] = set()  # those that have reported, and are there
 
     @property
     def model(self) -> PyTree:
@@ -67,14 +70,29 @@ class Coordinator(Owner):
             self._record(happening, changes=happening.report.changes)
             self._collected.append(happening.report.message)
         if not self._collected:
-            raise RuntimeError("No worker is left, and the parameters were with them.")
+            raise RuntimeError(_NOBODY)
 
     def _arrived(self, happening: Happening) -> None:
         """Records each change once, of those that several workers know."""
         report = happening.report
         assert report is not None
+        self._require_holder(happening.worker, report)
         new = tuple(change for change in report.changes if self._is_new(change.after))
         super()._arrived(happening._replace(report=report._replace(changes=new)))
+
+    def _left(self, happening: Happening) -> None:
+        self._holders.discard(happening.worker)
+        super()._left(happening)
+
+    def _require_holder(self, worker: int, report: Report) -> None:
+        """Raises if a late worker has begun at the first parameters, and those of now are lost."""
+        orders = {at: work.order for at, work in enumerate(self._work) if work is not None}
+        order = orders[worker]
+        first = Change(Version(worker, order.life, 0), None, -1)
+        is_held = self._holders or not all(each.is_late for each in orders.values())
+        if order.is_late and first in report.changes and not is_held:
+            raise RuntimeError(_NOBODY)
+        self._holders.add(worker)
 
     def _is_new(self, version: Version) -> bool:
         life = version._replace(age=0)
@@ -177,7 +195,9 @@ def rebuilt(
             member = programs.join(params if other is None else theirs, params)
         else:
             member = members[version._replace(age=age - 1)]
-            if number < 0:
+            if number < 0 and other is None:
+                member = programs.read(member)
+            elif number < 0:
                 member = member._replace(params=programs.meet(theirs, member.params)[1])
             else:
                 batch = programs.batches(examples[worker, life, number], worker)
@@ -193,7 +213,8 @@ def rebuilt(
             reads[of] -= 1
             if not reads[of]:
                 del members[of]
-    model = programs.mean([members[version].params for version in ends], params)
+    found = [members[version].params for version in ends] or [programs.join(params, params).params]
+    model = programs.mean(found, params)
     return jax.tree.map(np.array, model), losses
 
 

@@ -67,8 +67,12 @@ class IslandPrograms:
         else:
             self._owner.move_to(point)
         before, known = self._owner.model, len(self.rows)
-        self._owner.advance(self._owner.messages + self._island.messages)
-        losses = [row.loss for row in self.rows[known:] if row.outcome == "used"]
+        try:
+            self._owner.advance(self._owner.messages + self._island.messages)
+        except FloatingPointError:
+            self._owner = None  # Another begins at the parameters of the owner above.
+            return jnp.float32(jnp.nan), jax.tree.map(jnp.zeros_like, point)
+        losses = [row.loss for row in self.rows[known:] if row.outcome in ("used", "stale")]
         change = jax.tree.map(lambda x, y: jnp.asarray(x - y), before, self._owner.model)
         return jnp.float32(np.mean(losses)), change
 

@@ -91,7 +91,7 @@ class Change(NamedTuple):
 
     after: Version
     other: Version | None  # with which it averaged, or as which it began
-    number: int  # of its gradient; -1 if it was the gradient of the other
+    number: int  # of its gradient; -1 if it was that of the other, or if it only read them again
 
 
 class Report(NamedTuple):
@@ -145,14 +145,9 @@ class Row(NamedTuple):
 def row_of(values: Sequence[Any]) -> Row:
     """The row that JSON has held."""
     row = Row(*values)
-    return row._replace(
-        heard=tuple((number, version) for number, version in row.heard),
-        changes=tuple(
-            Change(Version(*after), other and Version(*other), number)
-            for after, other, number in row.changes
-        ),
-        inner=tuple(map(row_of, row.inner)),
-    )
+    heard = tuple((number, version) for number, version in row.heard)
+    # Runs without an owner, whose rows have changes, are not saved.
+    return row._replace(heard=heard, changes=(), inner=tuple(map(row_of, row.inner)))
 
 
 class Clock(Protocol):

@@ -221,11 +221,6 @@ class Owner:
             outcome, begins = self._finish(happening, report, work, staleness)
         self._trained += examples * (outcome == "used")
         self._nonfinite = 0 if report.message is not None else self._nonfinite + 1
-        if self._nonfinite > _MOST_NONFINITE * len(self._work):
-            raise FloatingPointError(
-                f"The last {self._nonfinite} messages of workers were not finite: lower the "
-                "learning rate, or look at the data."
-            )
         self._record(
             happening,
             number=work.order.number,
@@ -240,6 +235,11 @@ class Owner:
             changes=report.changes,
             inner=report.rows,
         )
+        if self._nonfinite > _MOST_NONFINITE * len(self._work):
+            raise FloatingPointError(
+                f"The last {self._nonfinite} messages of workers were not finite: lower the "
+                "learning rate, or look at the data."
+            )
         self._sent[worker] = 0
         self._begin(begins)
 

@@ -1,6 +1,7 @@
 """Workers without an owner: each has parameters, and averages them with those of a neighbor."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,7 @@ class PairPrograms:
         self.gradient, self.partner = jax.jit(of_batch), jax.jit(partner)
         self.join = jax.jit(lambda params, like: pairs.join(narrow(params, like)))
         self.meet, self.step = jax.jit(pairs.meet), jax.jit(pairs.step)
+        self.read = jax.jit(lambda own: own._replace(read=narrow(own.params, own.read)))
         self.mean = self.mean_of(job)
 
     @staticmethod
@@ -97,30 +99,33 @@ class PairWorker:
         self._reported: tuple[Change, ...] = ()
         self._read_at = self._staleness = 0
         self._bytes = np.zeros(2, np.int64)  # sent and received since the last report
-        self.waits = False  # for another worker
+        self.has_worked = False  # whether it has computed a gradient
+        self._waited = -math.inf  # until when, for another worker; infinite while it waits
 
     def run(self, order: Order, peers: Mapping[int, Peer]) -> Report:
         """Computes a gradient, averages with a neighbor, and takes a step.
 
-        A gradient that is not finite changes nothing.
+        After a gradient that is not finite, it only reads its parameters again.
         """
-        started = time.monotonic()
         with self._waiting(), self._lock:
             for change in self._reported:
                 if change.after != self._version:
                     self._changes.pop(change.after, None)
         if order.params is not None:
             self._join(order, peers)
+        started = time.monotonic()
         index, number = self._version.worker, order.number
         (examples,) = order.examples
         batch = self._programs.batches(examples, index)
         loss, gradient, finite = self._programs.gradient(
             self._member.read, np.int32(index), np.int32(number), batch
         )
-        finite = bool(finite)
+        finite, self.has_worked = bool(finite), True
         seconds = time.monotonic() - started
         if finite:
             self._meet(number, gradient, peers)
+        else:
+            self._read()
         with self._waiting(), self._lock:
             self._reported = tuple(self._changes.values())
             (up, down), self._bytes = self._bytes.tolist(), np.zeros(2, np.int64)
@@ -128,6 +133,10 @@ class PairWorker:
         return Report(
             message, float(loss), seconds, (), up, down, self._staleness, self._reported
         )  # fmt: skip
+
+    def busy(self) -> float:
+        """The seconds since it last waited for another worker."""
+        return max(time.monotonic() - self._waited, 0.0)
 
     def meet(self, shown: Shown, number: int) -> Shown | None:
         """Averages, as of :class:`Peer`."""
@@ -208,6 +217,12 @@ class PairWorker:
         self._change(member, other, number)
         self._read_at = self._version.age
 
+    def _read(self) -> None:
+        with self._waiting(), self._lock:
+            self._staleness = self._version.age - self._read_at
+            self._change(self._programs.read(self._member), None, -1)
+            self._read_at = self._version.age
+
     def _change(self, member: Any, other: Version | None, number: int) -> None:
         self._member = member
         self._version = self._version._replace(age=self._version.age + 1)
@@ -223,8 +238,8 @@ class PairWorker:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        self.waits = True
+        self._waited = math.inf
         try:
             yield
         finally:
-            self.waits = False
+            self._waited = time.monotonic()

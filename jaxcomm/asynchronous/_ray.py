@@ -24,8 +24,9 @@ from jaxcomm.synchronization.events._messages import bytes_of
 LEAST = 2, 59
 _RECENT = 32  # pieces of work of a worker that its deadline looks back to
 _LARGE = 2**16  # bytes, from which arrays for several workers are stored once
-_SECONDS_TO_SAY = 2.0  # that a worker waits for another
-_SECONDS_TO_SHOW = 60.0  # its parameters at the end
+_SECONDS_TO_SAY = 2.0  # what a worker knows at once
+_SECONDS_AWAY = 0.5  # longer than an owner computes between two messages
+_SECONDS_TO_SHOW = 60.0  # its parameters at the end, if no other hangs
 
 
 def require_ray() -> Any:
@@ -69,6 +70,10 @@ class WorkerProcess:
         )
         return report
 
+    def busy(self) -> float:
+        """As of those that meet, for an island: it waits for its workers, and looks after them."""
+        return 0.0
+
     def hear(self, version: int, view: PyTree) -> None:
         """Keeps the newest view until the next gradient."""
         self._heard.append((version, view))
@@ -88,9 +93,13 @@ class PairProcess:
         peers = {index: RayPeer(actor) for index, actor in actors.items()}
         return self._worker.run(order._replace(params=params), peers)
 
-    def waits(self) -> bool:
-        """Whether it waits for another worker."""
-        return self._worker.waits
+    def busy(self) -> float:
+        """The seconds since it last waited for another worker."""
+        return self._worker.busy()
+
+    def has_worked(self) -> bool:
+        """Whether it has computed a gradient."""
+        return self._worker.has_worked
 
     def meet(self, shown: Shown, number: int) -> Shown | None:
         """As of :class:`Peer`."""
@@ -162,6 +171,7 @@ class RayClock:
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, int] = {}  # The worker of each reference that is waited for.
         self._since: dict[int, float] = {}
+        self._returned = 0.0  # when `next` did
         self._took: dict[int, collections.deque[float]] = {}  # of those that have joined
         self._compiled: set[int] = set()  # those whose programs are, after their first work
         self._firsts: collections.deque[float] = collections.deque(maxlen=_RECENT)
@@ -200,6 +210,17 @@ class RayClock:
 
     def next(self, due: float) -> Happening:
         """Waits for what happens next, or for the time `due`."""
+        # No worker was silent while the owner did not listen, as that of an island that itself waits.
+        now = self.seconds()
+        if (away := now - self._returned) > _SECONDS_AWAY:
+            for worker in self._took.keys() & self._since.keys():
+                self._since[worker] = min(self._since[worker] + away, now)
+        try:
+            return self._next(due)
+        finally:
+            self._returned = self.seconds()
+
+    def _next(self, due: float) -> Happening:
         while not self._stopped.is_set():
             wait = min([due, self.seconds() + 0.5, *map(self._deadline, self._since)])
             references = list(self._waiting)
@@ -208,12 +229,11 @@ class RayClock:
             done, _ = self._ray.wait(references, timeout=max(wait - self.seconds(), 0))
             if done:
                 return self._happened(done[0])
+            if self._meets and not self._firsts:
+                self._ask_for_firsts()
             for worker, since in self._since.items():
-                if self.seconds() > self._deadline(worker):
-                    if self._meets and self._is_kept_waiting(worker):
-                        self._since[worker] = self.seconds()
-                    else:
-                        return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
+                if self.seconds() > self._deadline(worker) and self._is_silent(worker):
+                    return self._left(worker, f"silent for {self.seconds() - since:.1f} s")
             now = self.seconds()
             # The owner compares the time with `due` in float32.
             if np.float32(now) > np.float32(due):
@@ -233,17 +253,25 @@ class RayClock:
             self._took[worker] = collections.deque(maxlen=_RECENT)
             self._compiled.discard(worker)
             return Happening("joined", np.float32(self.seconds()), worker)
-        (self._took[worker] if worker in self._compiled else self._firsts).append(took)
+        if worker in self._compiled:
+            # Of those that meet, without the time in which they wait for each other.
+            longer = report.seconds if self._meets else max(took, report.seconds)
+            self._took[worker].append(longer)
+        else:
+            self._firsts.append(took)
         self._compiled.add(worker)
         return Happening("arrived", np.float32(self.seconds()), worker, report)
 
     def collected(self) -> list[Happening]:
         """The parameters of those that answer."""
+        # While one hangs, those that wait for it cannot answer.
+        asked = {self._actors[worker].busy.remote(): worker for worker in self._took}
+        for reference in asked.keys() - self._answers(asked):
+            self._ray.kill(self._actors.pop(asked[reference]), no_restart=True)
+            del self._took[asked[reference]]
         asked = {self._actors[worker].show.remote(): worker for worker in sorted(self._took)}
-        if asked:
-            done, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_SECONDS_TO_SHOW)
         found = []
-        for reference in done if asked else ():
+        for reference in self._answers(asked):
             with contextlib.suppress(*_deaths(self._ray)):
                 shown = self._ray.get(reference)
                 if shown is None:
@@ -255,13 +283,35 @@ class RayClock:
                 found.append(Happening("collected", now, asked[reference], report))
         return found
 
-    def _is_kept_waiting(self, worker: int) -> bool:
-        """Whether a worker is silent because another one is."""
+    def _answers(self, asked: dict[Any, int]) -> list[Any]:
+        """Those that come soon."""
+        if not asked:
+            return []
+        done, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=_SECONDS_TO_SHOW)
+        return done
+
+    def _is_silent(self, worker: int) -> bool:
+        """Whether a worker that is late is not so because it waited for another one."""
+        if not (self._meets or self._is_upper):
+            return True
+        busy = self._asked(self._actors[worker].busy)
+        if busy is None:
+            return True
+        self._since[worker] = max(self._since[worker], self.seconds() - busy)
+        return self.seconds() > self._deadline(worker)
+
+    def _ask_for_firsts(self) -> None:
+        """Finds the time of a first gradient, also if all who have one wait for one that hangs."""
+        for worker in self._took.keys() & self._since.keys():
+            if self._asked(self._actors[worker].has_worked):
+                self._firsts.append(self.seconds() - self._since[worker])
+
+    def _asked(self, method: Any) -> Any:
+        """What a worker answers at once; `None` if it does not."""
         try:
-            asked = self._actors[worker].waits.remote()
-            return bool(self._ray.get(asked, timeout=_SECONDS_TO_SAY))
+            return self._ray.get(method.remote(), timeout=_SECONDS_TO_SAY)
         except (self._ray.exceptions.GetTimeoutError, *_deaths(self._ray)):
-            return False
+            return None
 
     def _left(self, worker: int, reason: str) -> Happening:
         self._ray.kill(self._actors.pop(worker), no_restart=True)

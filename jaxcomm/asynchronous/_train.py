@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcomm._contract import PyTree
 from jaxcomm._gradients import LossFn
-from jaxcomm._require import AboveZero, Natural, Positive, checked
+from jaxcomm._require import AboveZero, Natural, Positive, checked, require_option
 from jaxcomm.asynchronous._coordinator import replayed
 from jaxcomm.asynchronous._islands import ReplayOfIslands
 from jaxcomm.asynchronous._messages import Batches, Island, Job, Row
@@ -143,7 +143,7 @@ def train(
         abandons gradients, needs every worker to the end, or keeps nothing in a `directory`.
       FloatingPointError: If many messages in a row are not finite.
       RuntimeError: If all workers die again and again; if the owner dies and there is no
-        `directory`; or if the object store is full; or if no worker is left to collect from.
+        `directory`; or if the object store is full; or if no worker has the parameters any more.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np, optax
@@ -174,7 +174,7 @@ def train(
       <https://arxiv.org/abs/2604.21428>`_, 2026, for what such runs are worth; each policy names
       its own paper.
     """
-    if policy.restarts:
+    if policy.restarts or (island is not None and island.policy.restarts):
         raise ValueError(
             "`policy` abandons gradients that are half finished, which a process cannot: use "
             "`in_flight='finish_late'`."
@@ -189,6 +189,11 @@ def train(
             "Both owners of `island` need the parameters: use `parameter_server`, "
             "`stale_synchronous`, `backup_workers`, `decoupled_diloco` or `easgd`."
         )
+    if island is not None:
+        require_option(island.workers, "island.workers", Positive)
+        require_option(island.messages, "island.messages", Positive)
+        if examples < workers:
+            raise ValueError(f"`examples`={examples} are fewer than the {workers} islands.")
     start = workers if start is None else start
     if start > workers:
         raise ValueError(f"`start`={start} is more than `workers`={workers}.")
@@ -212,6 +217,8 @@ def train(
     limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     jax.eval_shape(lambda params: policy.init(params, workers), params)  # Raises its errors here.
+    if island is not None:
+        jax.eval_shape(lambda params: island.policy.init(params, island.workers), params)
     if replay is not None:
         if replay and replay[0].kind == "restored":
             raise ValueError(

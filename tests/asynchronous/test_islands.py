@@ -3,8 +3,10 @@
 import importlib.util
 import os
 import signal
+import time
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -117,6 +119,36 @@ def test_islands_have_examples_and_workers_of_their_own() -> None:
     assert all(number % 3 == worker // 2 for worker, number in seen)
 
 
+def test_an_island_whose_parameters_overflow_begins_again() -> None:
+    def broken(numbers: np.ndarray, worker: int) -> Any:
+        return *batches(numbers, worker), np.float32([3e38 * (7 in numbers)] * len(numbers))
+
+    def steep(params: Any, batch: Any) -> jax.Array:
+        return loss(params, batch[:2]) + params["w"][0] * batch[2][0]
+
+    # The update overflows, and not the gradient.
+    tx = optax.chain(optax.scale(100.0), optax.sgd(2e-4))
+    job = job_of(
+        events.parameter_server(optax.sgd(0.5)), workers=3, batches=broken, loss_fn=steep,
+        island=Island(events.parameter_server(tx), 2, 5), examples=EXAMPLES,
+    )  # fmt: skip
+    limits = limits_of(600, start=3)
+    owner, rows = trained(job, limits, Archipelago)
+    again, same = trained(job, limits, ReplayOfIslands, rows)
+    assert untimed(rows) == untimed(same)
+    np.testing.assert_array_equal(owner.model["w"], again.model["w"])
+    assert any(row.outcome == "nonfinite" for row in rows)
+    np.testing.assert_allclose(owner.model["w"], [1, 2, 3], atol=0.5)
+
+
+def test_a_message_of_an_island_whose_own_were_too_late_is_finite() -> None:
+    island = Island(events.backup_workers(optax.sgd(0.05), 1), 2, 1)
+    job = job_of(UPPER["server"], workers=2, island=island, examples=EXAMPLES)
+    _, rows = trained(job, limits_of(100, start=2), Archipelago)
+    assert any(each.outcome == "stale" for row in rows for each in row.inner)
+    assert not any(row.outcome == "nonfinite" for row in rows)
+
+
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
@@ -142,3 +174,32 @@ def test_processes_of_two_tiers_make_the_same_bits_as_a_replay() -> None:
     np.testing.assert_allclose(result.params["w"], [1, 2, 3], atol=0.3)
     # 8 bits and a float32 travel up, and 3 float32 with the number of the anchor down.
     assert result.summary.upload_bytes == 7 * sum(row.upload_bytes > 0 for row in result.rows)
+
+
+def loaded(numbers: np.ndarray, worker: int) -> Any:
+    """Batches that a new process has to load first."""
+    if not hasattr(loaded, "is_done"):
+        time.sleep(6.0)
+        loaded.is_done = True  # type: ignore[attr-defined]
+    return paced(numbers, worker)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_an_island_that_waits_for_a_new_process_is_not_silent() -> None:
+    killed: list[int] = []
+
+    def act(row: Row) -> None:
+        if not killed and row.kind == "arrived" and row.number > 10:
+            killed.append(processes("WorkerProcess")[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    island = Island(events.parameter_server(optax.sgd(0.02)), 1, 2)
+    options = options_of(
+        events.parameter_server(optax.sgd(1.0)), workers=2, island=island, total=None, seconds=45.0
+    )
+    result = asynchronous.train(loss, START, loaded, **options, on_row=act)
+    assert killed and not any(row.kind == "left" for row in result.rows)
+    inner = [each.kind for row in result.rows for each in row.inner]
+    assert inner.count("left") == 1 and inner.count("joined") == 3

@@ -1,6 +1,7 @@
 """The owner: any order of arrivals, deaths and returns; every example and update accounted for."""
 
 import collections
+import json
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 from jaxcomm.asynchronous._examples import Examples
-from jaxcomm.asynchronous._messages import Happening, Job, Row
+from jaxcomm.asynchronous._messages import Happening, Job, Row, row_of
 from jaxcomm.asynchronous._owner import Owner
 from jaxcomm.asynchronous._replay import Replay
 from jaxcomm.asynchronous._summary import Summary
@@ -309,3 +310,10 @@ def test_staleness_counts_from_what_a_worker_has_read_also_after_a_message_with_
     assert owner.model["updates"] == len(used)
     assert any(row.outcome == "stale" for row in rows)
     assert max(number - row.loss for number, row in enumerate(used)) <= 20
+
+
+def test_a_row_that_json_has_held_is_the_same() -> None:
+    inner = Row("arrived", 0.5, 1, outcome="used", loss=0.25, heard=((1, 2), (3, 4)))
+    row = Row("arrived", 1.0, 0, loss=2.0, heard=((5, 6),), inner=(inner, inner))
+    again = row_of(json.loads(json.dumps(row)))
+    assert again == row and hash(again) == hash(row)

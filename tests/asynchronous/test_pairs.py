@@ -208,6 +208,14 @@ def test_a_worker_that_dies_before_it_answers_has_changed_the_next() -> None:
     np.testing.assert_array_equal(model["w"], np.mean(threads.shown([0, 2]), axis=0))
 
 
+def test_a_replay_without_a_change_returns_the_first_parameters() -> None:
+    options = options_of(events.asynchronous_pairs(optax.sgd(0.1), nx.path_graph(3)))
+    for rows in ([], [Row("joined", 0.0, 0)]):
+        result = asynchronous.train(loss, START, batches, **options, replay=rows)
+        np.testing.assert_array_equal(result.params["w"], START["w"])
+        assert not result.is_done
+
+
 def test_a_late_worker_begins_at_the_parameters_of_another() -> None:
     threads = Threads(nx.path_graph(3))
     for number in range(3):
@@ -216,6 +224,21 @@ def test_a_late_worker_begins_at_the_parameters_of_another() -> None:
     late = Order(0, np.zeros((1, 2), np.int32), START, is_late=True, life=1)
     threads.workers[1]._join(late, {2: Here(threads, 2, 1), 0: Here(threads, 0, 1)})
     np.testing.assert_array_equal(threads.shown([1])[0], before)
+
+
+def test_one_whose_gradient_is_not_finite_goes_on_at_its_average() -> None:
+    given = {
+        "loss_fn": lambda params, batch: jnp.mean(jnp.log(params["w"]) ** 2) + 0 * batch[0][0, 0]
+    }
+    threads = Threads(nx.path_graph(2), **given)
+    for worker, start in enumerate((-0.1, 4.0)):
+        params = {"w": np.full(3, start, np.float32)}
+        threads.workers[worker]._join(Order(0, np.zeros((1, 2), np.int32), params), {})
+    outcomes = []
+    for number in range(1, 4):
+        for worker in range(2):
+            outcomes.append(threads.run(worker, number).message is None)
+    assert outcomes == [True, False, True, False, False, False]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:

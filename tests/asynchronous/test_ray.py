@@ -251,8 +251,15 @@ def test_a_full_store_is_an_error() -> None:
 def test_mistakes_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     server = events.parameter_server(optax.sgd(0.02))
     aborts = events.backup_workers(optax.sgd(0.1), 1, in_flight="abort")
+    two = asynchronous.Island(events.parameter_server(optax.sgd(0.1)), 2, 5)
+    backups = events.backup_workers(optax.sgd(0.1), 2)
     for changes, message in [
         ({"policy": aborts}, "in_flight='finish_late'"),
+        ({"island": two._replace(policy=aborts)}, "in_flight='finish_late'"),
+        ({"island": two._replace(policy=backups)}, "less than 2 workers"),
+        ({"island": two._replace(workers=0)}, "`island.workers` must be"),
+        ({"island": two._replace(messages=0)}, "`island.messages` must be"),
+        ({"island": two, "examples": 2}, "fewer than the 3 islands"),
         ({"policy": events.lag_ps(0.1, [1.0] * 3)}, "needs every worker to the end"),
         ({"start": 4}, "`start`=4 is more than"),
         ({"policy": events.backup_workers(optax.sgd(0.1), 3)}, "less than 3 workers"),
