@@ -17,8 +17,11 @@ from jaxcomm.synchronization.events import Task
 from jaxcomm.synchronization.events._engine import key_of
 
 
-def job_of_island(job: Job, index: int) -> Job:
-    """What the workers of an island are given: of n islands, i has the examples i, i + n, ..."""
+def job_of_island(job: Job, index: int, *begun: int) -> Job:
+    """What the workers of an island are given: of n islands, i has the examples i, i + n, ...
+
+    An island that has `begun` again deals them in another order.
+    """
     island = job.island
     assert island is not None
     share = np.arange(index, job.examples, job.workers, dtype=np.int32)
@@ -27,7 +30,7 @@ def job_of_island(job: Job, index: int) -> Job:
         policy=island.policy,
         workers=island.workers,
         batches=lambda numbers, worker: job.batches(share[numbers], first + worker),
-        seed=int(np.random.SeedSequence([job.seed, index]).generate_state(1)[0] // 2),
+        seed=int(np.random.SeedSequence([job.seed, index, *begun]).generate_state(1)[0] // 2),
         examples=len(share),
         island=None,
     )
@@ -39,7 +42,7 @@ class IslandPrograms:
     def __init__(self, job: Job, index: int, clock: Callable[[Job], Clock]) -> None:
         assert job.island is not None
         self._job, self._island, self._clock = job, job.island, clock
-        self._inner = job_of_island(job, index)
+        self._index, self.life, self._owners = index, 0, 0
         self._owner: Owner | None = None
         self.rows: list[Row] = []  # since the last report
         self.join = jax.jit(lambda params: job.policy.join(params, job.workers))
@@ -60,9 +63,10 @@ class IslandPrograms:
     def _work(self, point: PyTree, task: Task) -> tuple[jax.Array, PyTree]:
         """`(point, task) -> (loss, pseudo-gradient)`."""
         if self._owner is None:
-            limits = Limits(self._inner.examples, np.inf, np.inf, self._inner.workers, np.inf)
-            clock = self._clock(self._inner)
-            self._owner = Owner(self._inner, point, limits, clock, None, self.rows.append)
+            inner = job_of_island(self._job, self._index, self.life, self._owners)
+            limits = Limits(inner.examples, np.inf, np.inf, inner.workers, np.inf)
+            self._owners += 1
+            self._owner = Owner(inner, point, limits, self._clock(inner), None, self.rows.append)
             self._owner.start()
         else:
             self._owner.move_to(point)
@@ -86,6 +90,7 @@ class IslandWorker:
 
     def run(self, order: Order, news: News) -> Report:
         """Computes pseudo-gradients; the report has the rows of the workers."""
+        self._programs.life = order.life
         report = self._worker.run(order, news)
         rows = tuple(self._programs.rows)
         self._programs.rows.clear()

@@ -330,6 +330,7 @@ class Owner:
         position = {
             "examples": self._examples.position(outstanding),
             "numbers": self._numbers.tolist(),
+            "lives": self._lives.tolist(),
             "trained": self._trained,
             "position": self._position,
             "rows": self._rows,
@@ -342,7 +343,7 @@ class Owner:
     def _restore(self, checkpoints: Checkpoints) -> None:
         _, self._state, position = checkpoints.restore(self._state)
         self._examples.restore(position["examples"])
-        self._numbers[:] = position["numbers"]
+        self._numbers[:], self._lives[:] = position["numbers"], position["lives"]
         self._trained, self._position = position["trained"], position["position"]
         self._rows, self._saved = position["rows"], position["seconds"]
         self._saved_position, self._version = self._position, position["version"]

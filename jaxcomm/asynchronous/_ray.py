@@ -210,7 +210,7 @@ class RayClock:
 
     def next(self, due: float) -> Happening:
         """Waits for what happens next, or for the time `due`."""
-        # No worker was silent while the owner did not listen, as that of an island that itself waits.
+        # No worker was silent while the owner did not listen, such as one that itself waits.
         now = self.seconds()
         if (away := now - self._returned) > _SECONDS_AWAY:
             for worker in self._took.keys() & self._since.keys():

@@ -125,7 +125,7 @@ def train(
         pseudo-gradients and views of `policy` travel between islands and the owner. `total`,
         `examples` and `batch_size` are still those of single gradients.
       worker_options: Of the actors, such as `{"num_cpus": 4, "num_gpus": 1}`; by default one CPU.
-        Or one for each worker or island, such as `[{"resources": {"east": 1}}, ...]`.
+        Or one for each worker or island, such as `[{"resources": {"east": 0.1}}, ...]`.
       environment: Variables of the workers' processes.
       on_row: Called with each row, soon after it has happened.
       progress: Whether to print the summary on stderr, as one changing line on a terminal.
@@ -343,7 +343,7 @@ class _Run:
             except errors.RayActorError as error:
                 if given[2] is None:
                     raise RuntimeError(
-                        "The process of the owner has died, and its parameters with it: pass "
+                        "The process of the owner has died. If it has the parameters, pass "
                         "`directory`, so that they are saved."
                     ) from error
                 if self._is_first:

@@ -13,8 +13,8 @@ import pytest
 
 from jaxcomm import asynchronous
 from jaxcomm.asynchronous import Island, Row
-from jaxcomm.asynchronous._islands import IslandWorker, ReplayOfIslands
-from jaxcomm.asynchronous._messages import Job
+from jaxcomm.asynchronous._islands import IslandWorker, ReplayOfIslands, job_of_island
+from jaxcomm.asynchronous._messages import Job, Order
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.synchronization import events
 from tests.asynchronous.program import options_of, paced, processes
@@ -97,7 +97,7 @@ def test_one_worker_on_each_island_is_local_steps() -> None:
     )  # fmt: skip
     owner, rows = trained(job, limits_of(20, start=1), Archipelago)
     flat = job_of(events.parameter_server(optax.sgd(0.02)), workers=1)
-    flat = flat._replace(seed=IslandWorker(job, 0, Simulated)._programs._inner.seed)
+    flat = flat._replace(seed=job_of_island(job, 0, 0, 0).seed)
     expected, _ = trained(flat, limits_of(20, start=1))
     np.testing.assert_allclose(owner.model["w"], expected.model["w"], rtol=1e-5)
     assert [row.examples for row in rows if row.kind == "arrived"] == [10] * 4
@@ -147,6 +147,22 @@ def test_a_message_of_an_island_whose_own_were_too_late_is_finite() -> None:
     _, rows = trained(job, limits_of(100, start=2), Archipelago)
     assert any(each.outcome == "stale" for row in rows for each in row.inner)
     assert not any(row.outcome == "nonfinite" for row in rows)
+
+
+def test_an_island_that_has_died_deals_in_another_order() -> None:
+    def dealt(life: int) -> list[int]:
+        seen: list[int] = []
+
+        def recorded(numbers: np.ndarray, worker: int) -> Any:
+            seen.extend(numbers.tolist())
+            return batches(numbers, worker)
+
+        given = {"island": LOWER["server"], "examples": EXAMPLES, "batches": recorded}
+        island = IslandWorker(job_of(UPPER["server"], workers=1, **given), 0, Simulated)
+        island.run(Order(0, np.zeros((1, 0), np.int32), START, life=life), lambda number: None)
+        return seen
+
+    assert dealt(0) == dealt(0) and dealt(0)[:8] != dealt(1)[:8]
 
 
 @needs_ray
