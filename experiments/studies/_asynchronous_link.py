@@ -164,11 +164,13 @@ def inside(worker: int, *command: str, **variables: str) -> subprocess.Popen[byt
     place = ("ip", "netns", "exec", worker_name(worker), "sh", "-c", WITH_HOSTS, "sh")
     environment = {
         **os.environ, "LAB_HOSTS": str(hosts), "JAX_PLATFORMS": "cpu", "NPROC": "1",
-        "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": DEVICE,
-        "RAY_TMPDIR": str(folder), **variables,
+        "XLA_FLAGS": "",  # One device in a process.
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(folder),
+        "GLOO_SOCKET_IFNAME": DEVICE, **variables,
     }  # fmt: skip
-    log = (folder / "log").open("w")
-    return subprocess.Popen((*place, *command), env=environment, stdout=log, stderr=log)
+    path = pathlib.Path(variables.get("LOG", folder / "log"))
+    with path.open("w") as log:
+        return subprocess.Popen((*place, *command), env=environment, stdout=log, stderr=log)
 
 
 @contextlib.contextmanager
@@ -180,8 +182,12 @@ def cluster() -> Iterator[None]:
     for worker in range(WORKERS + 1):
         which = first if worker == 0 else (f"--address={head}:{PORT}", "--num-cpus=1")
         address = f"--node-ip-address={worker_address(worker)}"
-        nodes.append(inside(worker, ray, "start", *which, address, "--block"))
-        time.sleep(8 if worker == 0 else 1)
+        log = pathlib.Path(tempfile.mkdtemp()) / "log"
+        nodes.append(inside(worker, ray, "start", *which, address, "--block", LOG=str(log)))
+        # Nodes that start at once time out on two cores.
+        while "will now block" not in log.read_text():
+            assert nodes[-1].poll() is None, log.read_text()
+            time.sleep(0.2)
     try:
         yield
     finally:

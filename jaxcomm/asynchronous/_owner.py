@@ -147,7 +147,7 @@ class Owner:
         """Runs until so many messages, or until the end."""
         while not self.is_done and self._position < messages:
             due = float(self._run.due(self._state)) if self._run.pushes else math.inf
-            happening = self._clock.next(due)
+            happening = self._clock.next(min(due, self._limits.seconds))
             if happening.kind == "stopped" or happening.seconds >= self._limits.seconds:
                 break
             getattr(self, f"_{happening.kind}")(happening)

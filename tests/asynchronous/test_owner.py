@@ -135,6 +135,16 @@ def test_an_event_loop_and_an_owner_make_the_same_parameters(name: str) -> None:
         assert arrived == records.staleness.tolist()
 
 
+def test_a_run_ends_in_time_if_no_worker_joins() -> None:
+    class Empty(Simulated):
+        def next(self, due: float) -> Happening:
+            assert due == 5.0
+            return Happening("time", np.float32(due))
+
+    owner, rows = trained(job_of(POLICIES["server"]()), limits_of(10, seconds=5.0), Empty)
+    assert not owner.is_done and rows == []
+
+
 def test_every_example_is_dealt_once_an_epoch_whoever_dies() -> None:
     seen: list[int] = []
 
