@@ -104,11 +104,15 @@ def losses_of(method: str, rate: float, rows: list[asynchronous.Row]) -> list[tu
 
 def asynchronously(method: str, output: pathlib.Path, /, rate: float, seconds: float) -> None:
     """The program of an asynchronous run, in the namespace of the owner."""
-    result = asynchronous.train(
-        loss, first_weights(0), batches, policy=POLICIES[method](rate), workers=WORKERS,
-        examples=len(data()[1]), batch_size=BATCH, devices=1, progress=False,
-        seconds=seconds + SECONDS_TO_START,
-    )  # fmt: skip
+    try:
+        result = asynchronous.train(
+            loss, first_weights(0), batches, policy=POLICIES[method](rate), workers=WORKERS,
+            examples=len(data()[1]), batch_size=BATCH, devices=1, progress=False,
+            seconds=seconds + SECONDS_TO_START,
+        )  # fmt: skip
+    except FloatingPointError:  # The rate is too high.
+        output.write_text(json.dumps({"losses": []}))
+        return
     # As in the other program, the time begins when all have compiled.
     begun = max(
         row.seconds - (row.examples / BATCH - 1) * PACE

@@ -267,7 +267,7 @@ def link(config: Options) -> Iterator[dict[str, Any]]:
             rate = waiting.pop()
             path = config.folder / f"link_{method}_{rate:g}.json"
             if not path.exists():
-                _link.run(network, method, rate, 60.0, path)
+                _link.run(network, method, rate, 45.0, path)
             losses = (run := json.loads(path.read_text())).pop("losses")
             times = {str(x): runs.first_below(losses, x) for x in (1.0, 0.3, TARGET)}
             found[rate] = times[str(TARGET)] or np.inf
