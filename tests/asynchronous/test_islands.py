@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -126,8 +127,11 @@ def test_an_island_whose_parameters_overflow_begins_again() -> None:
     def steep(params: Any, batch: Any) -> jax.Array:
         return loss(params, batch[:2]) + params["w"][0] * batch[2][0]
 
-    # The update overflows, and not the gradient.
-    tx = optax.chain(optax.scale(100.0), optax.sgd(2e-4))
+    def overflows(updates: Any, params: Any) -> Any:
+        """An update that is infinite, of a gradient that is not."""
+        return jax.tree.map(lambda x: jnp.where(jnp.abs(x) > 1e30, jnp.inf, -0.02 * x), updates)
+
+    tx = optax.stateless(overflows)
     job = job_of(
         events.parameter_server(optax.sgd(0.5)), workers=3, batches=broken, loss_fn=steep,
         island=Island(events.parameter_server(tx), 2, 5), examples=EXAMPLES,
