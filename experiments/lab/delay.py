@@ -31,11 +31,11 @@ def open_tap(name: str, space: str, device: str) -> int:
     return tap
 
 
-def relay(others: dict[int, int], seconds: float) -> None:
-    """Writes what is read from each device to the other one, so much later."""
+def relay(others: dict[int, int], seconds: float, until: int) -> None:
+    """Writes what is read from each device to the other one, so much later; ends with `until`."""
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
     with selectors.DefaultSelector() as selector:
-        for tap in (sys.stdin.fileno(), *others):
+        for tap in (until, *others):
             selector.register(tap, selectors.EVENT_READ)
         while True:
             timeout = max(waiting[0][0] - time.monotonic(), 0) if waiting else None
@@ -61,7 +61,7 @@ def main(milliseconds: str, *pairs: str) -> None:
         second = open_tap(f"second{number}", "switch", port)
         others |= {first: second, second: first}
     print("ready", flush=True)
-    relay(others, float(milliseconds) / 1e3)
+    relay(others, float(milliseconds) / 1e3, sys.stdin.fileno())
 
 
 def start(milliseconds: float, pairs: list[str]) -> subprocess.Popen[str]:

@@ -25,8 +25,10 @@ from flax import linen
 
 from experiments.lab.network import DEVICE, Link, Network, worker_address, worker_name
 from experiments.lab.processes import WITH_HOSTS
+from experiments.studies._asynchronous_runs import replayed_losses
 from experiments.tasks.data import load
 from jaxcomm import asynchronous, compression
+from jaxcomm.asynchronous._messages import Job
 from jaxcomm.synchronization import events
 
 WORKERS, BATCH, PERIOD = 4, 32, 10
@@ -82,24 +84,13 @@ POLICIES: dict[str, Callable[[float], events.Policy]] = {
 
 def losses_of(method: str, rate: float, rows: list[asynchronous.Row]) -> list[tuple[float, float]]:
     """`(seconds, training loss)` of a run, by a replay."""
-    from jaxcomm.asynchronous._messages import Job
-    from jaxcomm.asynchronous._owner import Limits, Owner
-    from jaxcomm.asynchronous._replay import Replay
-
-    def note(row: asynchronous.Row) -> None:
-        arrived.append(row)
-        if row.kind == "arrived" and len(arrived) % (1 if method.startswith("d") else 8) == 0:
-            found.append((row.seconds, float(whole_loss(owner.model, data()))))
-
-    arrived: list[asynchronous.Row] = []
-    found: list[tuple[float, float]] = []
     quick = lambda numbers, worker: tuple(x[numbers] for x in data())  # noqa: E731
-    job = Job(loss, quick, POLICIES[method](rate), WORKERS, 0, BATCH, 1, False, None)
-    limits = Limits(len(data()[1]), np.inf, np.inf, WORKERS, np.inf)
-    params = jax.tree.map(np.asarray, first_weights(0))
-    owner = Owner(job, params, limits, Replay(job, rows), on_row=note)
-    owner.run()
-    return found
+    given = loss, quick, POLICIES[method](rate), WORKERS, 0, BATCH, 1, False, None
+    every = 1 if method.startswith("decoupled") else 8
+    return replayed_losses(
+        Job(*given, len(data()[1])), first_weights(0), rows, every,
+        lambda params: whole_loss(params, data()),
+    )  # fmt: skip
 
 
 def asynchronously(method: str, output: pathlib.Path, /, rate: float, seconds: float) -> None:

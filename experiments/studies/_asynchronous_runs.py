@@ -6,6 +6,7 @@ Gradients are paced by sleeping, so that the workers of one machine do not compe
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -282,17 +283,22 @@ def losses_of(
 ) -> list[tuple[float, float]]:
     """`(seconds, training loss)` of a run after each few messages, by a replay."""
     (loss, params, batches), options = given(method, 0, task, 0.0)
-    job = Job(loss, batches, options["policy"], WORKERS, 0, BATCH, 1, False, None)
-    limits = Limits(options["examples"], math.inf, math.inf, WORKERS, math.inf)
-    found: list[tuple[float, float]] = []
+    given_once = loss, batches, options["policy"], WORKERS, 0, BATCH, 1, False, None
+    job = Job(*given_once, options["examples"])
+    return replayed_losses(job, params, rows, every, functools.partial(train_loss, task))
+
+
+def replayed_losses(
+    job: Job, params: Any, rows: list[Row], every: int, loss: Callable[[Any], Any]
+) -> list[tuple[float, float]]:
+    """`(seconds, loss)` of a run with an owner after each few messages."""
+    limits, found = Limits(math.inf, math.inf, WORKERS, math.inf), list[tuple[float, float]]()
+    count = itertools.count(1)
 
     def note(row: Row) -> None:
-        if row.kind == "arrived":
-            arrived.append(row)
-            if len(arrived) % every == 0:
-                found.append((row.seconds, float(train_loss(task, owner.model))))
+        if row.kind == "arrived" and next(count) % every == 0:
+            found.append((row.seconds, float(loss(owner.model))))
 
-    arrived: list[Row] = []
     owner = Owner(job, jax.tree.map(np.asarray, params), limits, Replay(job, rows), on_row=note)
     owner.run()
     return found

@@ -21,6 +21,7 @@ from jaxcomm.asynchronous._messages import (
 )
 from jaxcomm.asynchronous._owner import Limits, Owner
 from jaxcomm.asynchronous._pairs import PairPrograms
+from jaxcomm.asynchronous._replay import Replay
 from jaxcomm.synchronization.events import Policy
 from jaxcomm.synchronization.events._messages import sent
 from jaxcomm.synchronization.events._pairs import Member
@@ -107,46 +108,33 @@ class Coordinator(Owner):
         return True
 
 
-class _Dealing:
-    """A clock that goes through rows, and computes nothing."""
+class _Dealing(Replay):
+    """Goes through the rows of a run, and computes nothing."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = iter(rows)
+    def __init__(self, job: Job, rows: Sequence[Row]) -> None:
+        of_owner = [row for row in rows if row.kind != "collected"]
+        super().__init__(job, of_owner)
         self.examples: dict[tuple[int, int, int], np.ndarray] = {}
 
-    def seconds(self) -> float:
-        """Nothing is saved."""
-        return 0.0
-
-    def resume(self, seconds: float) -> None:
-        """Nothing: rows have times."""
-
-    def start(self, worker: int) -> None:
-        """Nothing: the rows say when it joins."""
+    def worker(self, index: int) -> None:
+        """Nothing."""
 
     def begin(self, worker: int, order: Order) -> None:
         """Keeps the examples."""
         (self.examples[worker, order.life, order.number],) = order.examples
 
-    def hear(self, worker: int, version: int, view: PyTree) -> None:
-        """Nothing: no owner has a view."""
-
-    def next(self, due: float) -> Happening:
-        """The next row happens again."""
-        row = next(self._rows, None)
-        if row is None or row.kind == "collected":
-            return Happening("stopped", np.float32(0))
-        message = None if row.outcome == "nonfinite" else ()
-        report = Report(message, row.loss, row.work_seconds)
-        return Happening(row.kind, np.float32(row.seconds), row.worker, report, row.reason)
+    def run(self, row: Row) -> Report:
+        """What has arrived."""
+        return Report(None if row.outcome == "nonfinite" else (), row.loss, row.work_seconds)
 
 
 def dealt(
     job: Job, params: PyTree, limits: Limits, rows: Sequence[Row]
 ) -> tuple[dict[tuple[int, int, int], np.ndarray], bool]:
     """The examples by worker, life and number of the gradient; and whether that was all."""
-    clock = _Dealing(rows)
-    dealer = Owner(job._replace(policy=_WATCHES), params, limits, clock)
+    job = job._replace(policy=_WATCHES)
+    clock = _Dealing(job, rows)
+    dealer = Owner(job, params, limits, clock)
     dealer.run()
     return clock.examples, dealer.is_done
 

@@ -64,7 +64,7 @@ class IslandPrograms:
         """`(point, task) -> (loss, pseudo-gradient)`."""
         if self._owner is None:
             inner = job_of_island(self._job, self._index, self.life, self._owners)
-            limits = Limits(inner.examples, np.inf, np.inf, inner.workers, np.inf)
+            limits = Limits(np.inf, np.inf, inner.workers, np.inf)
             self._owners += 1
             self._owner = Owner(inner, point, limits, self._clock(inner), None, self.rows.append)
             self._owner.start()

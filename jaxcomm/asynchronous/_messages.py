@@ -62,7 +62,7 @@ class Job(NamedTuple):
     devices: int | None  # of a worker; None for all that its process has
     has_key: bool
     clip: float | None
-    examples: int = 0  # of the data set
+    examples: int  # of the data set
     island: Island | None = None  # what each worker is, if not one
 
 

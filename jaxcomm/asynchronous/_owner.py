@@ -31,9 +31,8 @@ _MOST_DEATHS = 5  # in a row, without a message, times the workers
 
 
 class Limits(NamedTuple):
-    """The data, and when a run ends."""
+    """When a run ends, begins, and is saved."""
 
-    examples: int  # of the data set
     total: float  # the examples after which a run ends
     seconds: float  # after which it ends
     start: int  # the workers with which it begins
@@ -95,7 +94,7 @@ class Owner:
         self._clock, self._limits, self._on_row, self._unsent = clock, limits, on_row, unsent
         self._batch_size = job.batch_size if job.island is None else 0  # It deals its own.
         self._run = Programs(job.policy, workers, job.seed)
-        self._examples = Examples(job.seed, limits.examples)
+        self._examples = Examples(job.seed, job.examples)
         self._state = self._run.init(jax.tree.map(jnp.asarray, params))
         self._present = np.zeros(workers, bool)
         self._work: list[Work | None] = [None] * workers

@@ -197,24 +197,13 @@ def train(
     start = workers if start is None else start
     if start > workers:
         raise ValueError(f"`start`={start} is more than `workers`={workers}.")
-    job = Job(
-        loss_fn,
-        batches,
-        policy,
-        workers,
-        seed,
-        batch_size,
-        devices,
-        has_key,
-        clip,
-        examples,
-        island,
-    )
+    given = loss_fn, batches, policy, workers, seed, batch_size, devices, has_key, clip
+    job = Job(*given, examples, island)
     if total is None and seconds is None:
         raise ValueError("Pass `total` or `seconds`: when does the run end?")
     if policy.pairs is not None and directory is not None:
         raise ValueError("The workers of `policy` have the parameters: it keeps no `directory`.")
-    limits = Limits(examples, total or math.inf, seconds or math.inf, start, checkpoint_seconds)
+    limits = Limits(total or math.inf, seconds or math.inf, start, checkpoint_seconds)
     params = jax.tree.map(np.asarray, params)
     jax.eval_shape(lambda params: policy.init(params, workers), params)  # Raises its errors here.
     if island is not None:
@@ -228,23 +217,22 @@ def train(
         rows: list[Row] = []
         if policy.pairs is not None:
             model, rows, is_done = replayed(job, params, limits, replay)
-            summary = Summary(workers)
-            summary.add(rows)
-            return Trained(model, rows, summary, is_done)
-        clock = Replay(job, replay) if island is None else ReplayOfIslands(job, replay)
-        owner = Owner(job, params, limits, clock, on_row=rows.append)
-        owner.run()
+        else:
+            clock = Replay(job, replay) if island is None else ReplayOfIslands(job, replay)
+            owner = Owner(job, params, limits, clock, on_row=rows.append)
+            owner.run()
+            model, is_done = owner.model, owner.is_done
         summary = Summary(workers)
         summary.add(rows)
-        return Trained(owner.model, rows, summary, owner.is_done)
+        return Trained(model, rows, summary, is_done)
     from jaxcomm.asynchronous import _ray
 
     ray = _ray.require_ray()
     is_one = worker_options is None or isinstance(worker_options, Mapping)
-    given: Any = [worker_options or {}] if is_one else worker_options
+    each_of: Any = [worker_options or {}] if is_one else worker_options
     variables = {**memory_environment(os.environ), **(environment or {})}
     in_them = {"runtime_env": {"env_vars": variables}} if variables else {}
-    chosen = [{"num_cpus": 1, **in_them, **each} for each in given]
+    chosen = [{"num_cpus": 1, **in_them, **each} for each in each_of]
     processes = workers * (1 if island is None else island.workers)
     with _cluster(ray, processes * max(each["num_cpus"] for each in chosen)), _terminated():
         here = ray.get_runtime_context().get_node_id()

@@ -78,11 +78,13 @@ class Simulated:
 
 
 def job_of(policy: Policy, **changes: Any) -> Job:
-    return Job(loss, batches, policy, WORKERS, 0, BATCH, 1, False, None)._replace(**changes)
+    return Job(loss, batches, policy, WORKERS, 0, BATCH, 1, False, None, EXAMPLES)._replace(
+        **changes
+    )
 
 
 def limits_of(updates: int, **changes: Any) -> Limits:
-    return Limits(EXAMPLES, updates * BATCH, np.inf, WORKERS, np.inf)._replace(**changes)
+    return Limits(updates * BATCH, np.inf, WORKERS, np.inf)._replace(**changes)
 
 
 def trained(

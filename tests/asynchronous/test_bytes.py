@@ -67,4 +67,6 @@ def run(method: str, token: str) -> Any:
         check=True,
         timeout=300,
     ).stdout
-    return json.loads(output.splitlines()[-1])
+    found = json.loads(output.splitlines()[-1])
+    assert found["is_replayed"]
+    return found

@@ -49,6 +49,7 @@ LOWER = {
         ), 2, 4,
     ),
     "easgd": Island(events.easgd(optax.sgd(0.05), elasticity=0.4), 2, 5),
+    "stale_synchronous": Island(events.stale_synchronous(optax.sgd(0.05), 1), 2, 5),
     "backup_workers": Island(events.backup_workers(optax.sgd(0.05), 1), 2, 5),
 }  # fmt: skip
 
@@ -71,12 +72,13 @@ def untimed(rows: Any) -> list[str]:
 
 
 TIERS = ["decoupled-local_steps", "stale_synchronous-easgd", "server-backup_workers"]
+TIERS += ["decoupled-stale_synchronous"]
 
 
 @pytest.mark.parametrize("tiers", ["server-server", *map(slow, TIERS)])
 def test_two_tiers_with_deaths_are_replayed_bit_for_bit(tiers: str) -> None:
     upper, lower = tiers.split("-")
-    job = job_of(UPPER[upper], workers=3, island=LOWER[lower], examples=EXAMPLES)
+    job = job_of(UPPER[upper], workers=3, island=LOWER[lower])
     limits = limits_of(1500, start=3)
     owner, rows = trained(job, limits, Archipelago, 1, deaths=0.03)
     again, same = trained(job, limits, ReplayOfIslands, rows)
@@ -94,7 +96,7 @@ def test_one_worker_on_each_island_is_local_steps() -> None:
     """An island with one worker takes its steps; the pseudo-gradient is their sum."""
     island = Island(events.parameter_server(optax.sgd(0.02)), 1, 5)
     job = job_of(
-        events.parameter_server(optax.sgd(1.0)), workers=1, island=island, examples=EXAMPLES
+        events.parameter_server(optax.sgd(1.0)), workers=1, island=island
     )  # fmt: skip
     owner, rows = trained(job, limits_of(20, start=1), Archipelago)
     flat = job_of(events.parameter_server(optax.sgd(0.02)), workers=1)
@@ -111,9 +113,7 @@ def test_islands_have_examples_and_workers_of_their_own() -> None:
         seen.update((worker, int(number)) for number in numbers)
         return batches(numbers, worker)
 
-    job = job_of(
-        UPPER["server"], workers=3, island=LOWER["server"], examples=EXAMPLES, batches=recorded
-    )
+    job = job_of(UPPER["server"], workers=3, island=LOWER["server"], batches=recorded)
     trained(job, limits_of(600, start=3), Archipelago)
     assert {worker for worker, _ in seen} == set(range(6))
     assert {number for _, number in seen} == set(range(EXAMPLES))
@@ -134,7 +134,7 @@ def test_an_island_whose_parameters_overflow_begins_again() -> None:
     tx = optax.stateless(overflows)
     job = job_of(
         events.parameter_server(optax.sgd(0.5)), workers=3, batches=broken, loss_fn=steep,
-        island=Island(events.parameter_server(tx), 2, 5), examples=EXAMPLES,
+        island=Island(events.parameter_server(tx), 2, 5),
     )  # fmt: skip
     limits = limits_of(600, start=3)
     owner, rows = trained(job, limits, Archipelago)
@@ -147,7 +147,7 @@ def test_an_island_whose_parameters_overflow_begins_again() -> None:
 
 def test_a_message_of_an_island_whose_own_were_too_late_is_finite() -> None:
     island = Island(events.backup_workers(optax.sgd(0.05), 1), 2, 1)
-    job = job_of(UPPER["server"], workers=2, island=island, examples=EXAMPLES)
+    job = job_of(UPPER["server"], workers=2, island=island)
     _, rows = trained(job, limits_of(100, start=2), Archipelago)
     assert any(each.outcome == "stale" for row in rows for each in row.inner)
     assert not any(row.outcome == "nonfinite" for row in rows)
@@ -161,7 +161,7 @@ def test_an_island_that_has_died_deals_in_another_order() -> None:
             seen.extend(numbers.tolist())
             return batches(numbers, worker)
 
-        given = {"island": LOWER["server"], "examples": EXAMPLES, "batches": recorded}
+        given = {"island": LOWER["server"], "batches": recorded}
         island = IslandWorker(job_of(UPPER["server"], workers=1, **given), 0, Simulated)
         island.run(Order(0, np.zeros((1, 0), np.int32), START, life=life), lambda number: None)
         return seen

@@ -105,7 +105,10 @@ class InOrder(Replay):
         return self.views.get((row.worker, number))
 
 
-@pytest.mark.parametrize("name", ["decoupled", "server", "stale_synchronous", "backup_workers"])
+IN_ORDER = ["decoupled", "server", "stale_synchronous", "backup_workers", "easgd", "eamsgd", "laq"]
+
+
+@pytest.mark.parametrize("name", [*IN_ORDER, "lag_wk"])
 def test_an_event_loop_and_an_owner_make_the_same_parameters(name: str) -> None:
     """In the order of the simulation."""
     policy, count = POLICIES[name](), 200 if name == "decoupled" else 40
@@ -123,14 +126,16 @@ def test_an_event_loop_and_an_owner_make_the_same_parameters(name: str) -> None:
         of_worker = int(records.worker[i]), int(records.number[i])
         rows.append(Row("time", float(records.seconds[i])))
         heard.append(of_worker if name == "decoupled" and records.sent.downloads[i] else None)
-        if records.sent.uploads[i]:
+        # A lazy worker that skips says so.
+        if policy.talks is None or policy.talks(of_worker[1]):
             rows.append(Row("arrived", float(records.seconds[i]), *of_worker))
             heard.append(None)
     owner, again = trained(job, limits_of(10**6), InOrder, rows, heard)
-    np.testing.assert_allclose(owner.model["w"], loop.model(progress)["w"], rtol=1e-5, atol=1e-6)
+    # The same bits, unless XLA fuses a step with its reply into one multiply-add.
+    np.testing.assert_array_max_ulp(owner.model["w"], np.asarray(loop.model(progress)["w"]), 4)
     if name == "decoupled":
         assert progress.policy.merges > 5 and any(row.heard for row in again)
-    else:
+    elif policy.talks is None:
         arrived = [row.staleness for row in again if row.kind == "arrived"]
         assert arrived == records.staleness.tolist()
 

@@ -2,6 +2,7 @@
 
 import collections
 import importlib.util
+import itertools
 import os
 import signal
 import threading
@@ -41,9 +42,9 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 class Threads:
     """Workers in threads of this process, and the rows that an owner would have recorded."""
 
-    def __init__(self, graph: nx.Graph, **changes: Any) -> None:
+    def __init__(self, graph: nx.Graph, start: Any = START, **changes: Any) -> None:
         policy = events.asynchronous_pairs(optax.sgd(0.05), graph)
-        self.graph, self.count = graph, len(graph)
+        self.graph, self.count, self.start = graph, len(graph), start
         self.job = job_of(policy, workers=self.count, **changes)
         self.workers: list[Any] = []
         programs = PairPrograms(self.job)
@@ -59,7 +60,7 @@ class Threads:
     def run(self, worker: int, number: int, peers: Any = None) -> Report:
         examples = np.array([worker, number % EXAMPLES], np.int32)
         self.examples[worker, 0, number] = examples
-        order = Order(number, examples[None], START if number == 0 else None)
+        order = Order(number, examples[None], self.start if number == 0 else None)
         report: Report = self.workers[worker].run(order, peers or self.peers(worker))
         with self.recording:
             self.rows.append(row_of(worker, number, report))
@@ -214,6 +215,22 @@ def test_a_replay_without_a_change_returns_the_first_parameters() -> None:
         result = asynchronous.train(loss, START, batches, **options, replay=rows)
         np.testing.assert_array_equal(result.params["w"], START["w"])
         assert not result.is_done
+
+
+def test_parameters_in_bfloat16_are_averaged_in_float32() -> None:
+    start = {"w": jnp.zeros(3, jnp.bfloat16)}
+    wide = lambda params, batch: loss({"w": params["w"].astype(jnp.float32)}, batch)  # noqa: E731
+    threads = Threads(nx.cycle_graph(3), start, loss_fn=wide)
+    for number, worker in itertools.product(range(10), range(3)):
+        threads.run(worker, number)
+    shown = threads.shown(range(3))
+    changes = {change.after: change for row in threads.rows for change in row.changes}
+    ends = [worker._version for worker in threads.workers]
+    # Those of the last meeting may not be in a row yet.
+    changes |= {version: x for worker in threads.workers for version, x in worker._changes.items()}
+    model, _ = rebuilt(threads.job, start, changes, ends, threads.examples)
+    assert shown[0].dtype == np.float32 and model["w"].dtype == jnp.bfloat16 and model["w"].any()
+    np.testing.assert_array_equal(model["w"], np.mean(shown, axis=0).astype(jnp.bfloat16))
 
 
 def test_a_late_worker_begins_at_the_parameters_of_another() -> None:

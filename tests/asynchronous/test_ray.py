@@ -74,12 +74,13 @@ def test_processes_make_the_same_bits_as_a_replay() -> None:
     [
         events.stale_synchronous(optax.sgd(0.05), 2),
         events.backup_workers(optax.sgd(0.05), 1),
+        events.easgd(optax.sgd(0.05), elasticity=0.3, period=2),
         events.decoupled_diloco(
             optax.sgd(0.02), optax.sgd(0.7, momentum=0.5, nesterov=True), 4, quorum=2, grace=0.1,
             codec=error_feedback(top_k(k=1)),
         ),
     ],
-    ids=["stale_synchronous", "backup_workers", "decoupled_diloco"],
+    ids=["stale_synchronous", "backup_workers", "easgd", "decoupled_diloco"],
 )  # fmt: skip
 def test_a_killed_worker_returns(policy: events.Policy, tmp_path: Path) -> None:
     returns = tmp_path / "returns"

@@ -64,19 +64,23 @@ def main(method: str) -> None:
     counts = [received()]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        given: Any = (loss, np.ones(SIZE, np.float32), batches)
+        options: dict[str, Any] = {
+            "policy": policies()[method], "workers": 2, "devices": 1, "examples": 64,
+            "batch_size": 1, "total": UPDATES, "progress": False,
+        }  # fmt: skip
         result = asynchronous.train(
-            loss, np.ones(SIZE, np.float32), batches,
-            policy=policies()[method], workers=2, devices=1,
-            examples=64, batch_size=1, total=UPDATES, progress=False,
-            worker_options={} if meets else {"resources": {"other": 1}},
+            *given, **options, worker_options={} if meets else {"resources": {"other": 1}},
             on_row=lambda row: counts.append(received()),
         )  # fmt: skip
     ray.shutdown()
     cluster.shutdown()
+    again = asynchronous.train(*given, **options, replay=result.rows)
     print(json.dumps({
         "on_loopback": counts[-1] - counts[0],
         "up": result.summary.upload_bytes,
         "down": result.summary.download_bytes,
+        "is_replayed": bool(np.array_equal(result.params, again.params)),
         "uploads": [row.number for row in result.rows if row.upload_bytes > 100],
         "warnings": [str(each.message) for each in caught if each.category is UserWarning],
     }))  # fmt: skip
