@@ -192,19 +192,21 @@ def speeds(config: Options) -> Iterator[dict[str, Any]]:
         for method in config.methods or METHODS:
             (loss, params, _), options = runs.given(method, 0, task, 0.0)
             result = asynchronous.train(
-                loss, params, runs.Timed(task, times), **options, seconds=75.0, progress=False
-            )
+                loss, params, runs.Timed(task, times), **options, seconds=75.0, progress=False,
+                patience=1e6,
+            )  # fmt: skip
             gradients = runs.PERIOD if method.startswith("decoupled") else 1
-            more = [
-                row.work_seconds - times[row.number : row.number + gradients, row.worker].sum()
-                for row in result.rows
-                if row.kind == "arrived"
-            ]
-            # All but the first, which compile, and the message of a worker that waits for none.
-            extra = float(np.median(more[runs.WORKERS :])) / gradients
+            more: dict[bool, list[float]] = {True: [], False: []}  # whether it is the first work
+            for row in result.rows:
+                if row.kind == "arrived":
+                    drawn = times[row.number : row.number + gradients, row.worker].sum()
+                    more[row.number == 0].append(row.work_seconds - drawn)
+            extra = float(np.median(more[False])) / gradients
+            # That of a worker that waits for no other.
             message = _message_seconds(result.rows) if message is None else message
+            # As in the engine, the time begins when all have compiled, with their first work.
             begun = max(row.seconds for row in result.rows if row.kind == "joined")
-            begun += float(np.median(more[: runs.WORKERS]))
+            begun += float(np.median(more[True])) - extra * gradients
             measured = runs.losses_of(method, task, result.rows, every=4 // min(gradients, 4))
             slower = with_delay(straggler, deterministic([extra] * runs.WORKERS))
             losses[method] = (
