@@ -57,6 +57,7 @@ class Coordinator(Owner):
         self._apart: set[Version] = set()  # those that are after one that is not
         self._mean = PairPrograms.mean_of(job)
         self._holders: set[int] = set()  # those that have reported, and are there
+        self._late: set[Version] = set()  # the first of lives that began when others had reported
 
     @property
     def model(self) -> PyTree:
@@ -85,13 +86,25 @@ class Coordinator(Owner):
         self._holders.discard(happening.worker)
         super()._left(happening)
 
+    def _begin(self, begins: Any) -> None:
+        super()._begin(begins)
+        for worker, order in self._orders().items():
+            if order.is_late:
+                self._late.add(Version(worker, order.life, 0))
+
+    def _orders(self) -> dict[int, Order]:
+        return {at: work.order for at, work in enumerate(self._work) if work is not None}
+
     def _require_holder(self, worker: int, report: Report) -> None:
-        """Raises if a late worker has begun at the first parameters, and those of now are lost."""
-        orders = {at: work.order for at, work in enumerate(self._work) if work is not None}
-        order = orders[worker]
-        first = Change(Version(worker, order.life, 0), None, -1)
-        is_held = self._holders or not all(each.is_late for each in orders.values())
-        if order.is_late and first in report.changes and not is_held:
+        """Raises if a late worker has begun at the first parameters, and those of now are lost.
+
+        The report may be that of another worker, which has met it.
+        """
+        begins_again = any(
+            change.after in self._late and change.other is None for change in report.changes
+        )
+        is_held = self._holders or not all(order.is_late for order in self._orders().values())
+        if begins_again and not is_held:
             raise RuntimeError(_NOBODY)
         self._holders.add(worker)
 

@@ -128,10 +128,11 @@ def test_one_that_waits_at_the_end_for_one_that_hangs_is_collected(
     assert [row.worker for row in run.of_kind("collected")] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "slow"), [(1, -1), (2, 0), (2, 1)])
 def test_parameters_that_died_with_all_workers_are_missed(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if the first to report has the first parameters from another, `slow` one."""
     killed: list[int] = []
 
     def act(row: Row, clock: Any) -> None:
@@ -140,7 +141,11 @@ def test_parameters_that_died_with_all_workers_are_missed(
             for actor in clock._actors.values():
                 actor.kill()
 
-    run = Meeting(monkeypatch, nx.path_graph(workers), act, 60, 0.05)
+    def load(numbers: np.ndarray, worker: int) -> Any:
+        time.sleep(0.5 * bool(killed and worker == slow))
+        return batches(numbers, worker)
+
+    run = Meeting(monkeypatch, nx.path_graph(workers), act, 60, 0.05, load=load)
     with pytest.raises(RuntimeError, match="No worker is left"):
         run.until_done(60)
 
