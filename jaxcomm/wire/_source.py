@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-_OURS = str(pathlib.Path(__file__).parent.parent)
-_JAX = str(pathlib.Path(jax.__file__).parent)
+# With the separator: after an installation the name of JAX's folder begins this package's.
+_OURS = str(pathlib.Path(__file__).parent.parent) + os.sep
+_JAX = str(pathlib.Path(jax.__file__).parent) + os.sep
+_PYTHON = sysconfig.get_paths()["stdlib"] + os.sep
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -30,9 +32,8 @@ class Line(NamedTuple):
 @functools.cache
 def _is_of_user(file: str) -> bool:
     """Whether a file belongs to neither a library nor Python."""
-    libraries = (_OURS, _JAX, sysconfig.get_paths()["stdlib"])
     installed = any(part in pathlib.PurePath(file).parts for part in _LIBRARIES)
-    return bool(file) and not installed and not file.startswith((*libraries, "<frozen"))
+    return bool(file) and not installed and not file.startswith((_OURS, _JAX, _PYTHON, "<frozen"))
 
 
 def user_line(lines: Iterable[Line]) -> str:
