@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from jaxcomm._contract import PyTree
 from jaxcomm.asynchronous._messages import Change, Job, Order, Report, Version, hosted
-from jaxcomm.asynchronous._worker import gradients, is_finite
+from jaxcomm.asynchronous._worker import everywhere, gradients, is_finite
 from jaxcomm.synchronization._trees import narrow
 from jaxcomm.synchronization.events._engine import key_of
 from jaxcomm.synchronization.events._messages import bytes_of
@@ -53,7 +54,7 @@ class PairPrograms:
     """The compiled programs of a worker, which all workers of a process share."""
 
     def __init__(self, job: Job) -> None:
-        pairs, gradient = job.policy.pairs, gradients(job)
+        pairs, gradient, place = job.policy.pairs, gradients(job), everywhere(job)
         assert pairs is not None
 
         def of_batch(read: PyTree, worker: jax.Array, number: jax.Array, batch: PyTree) -> Any:
@@ -65,9 +66,10 @@ class PairPrograms:
 
         self.batches, self.workers = job.batches, job.workers
         self.gradient, self.partner = jax.jit(of_batch), jax.jit(partner)
-        self.join = jax.jit(lambda params, like: pairs.join(narrow(params, like)))
-        self.meet, self.step = jax.jit(pairs.meet), jax.jit(pairs.step)
-        self.read = jax.jit(lambda own: own._replace(read=narrow(own.params, own.read)))
+        stays = partial(jax.jit, out_shardings=place)
+        self.join = stays(lambda params, like: pairs.join(narrow(params, like)))
+        self.meet, self.step = stays(pairs.meet), stays(pairs.step)
+        self.read = stays(lambda own: own._replace(read=narrow(own.params, own.read)))
         self.mean = self.mean_of(job)
 
     @staticmethod

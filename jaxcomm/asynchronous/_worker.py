@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxcomm._contract import PyTree
 from jaxcomm.aggregation import mean
@@ -27,17 +28,26 @@ _keeping = optax.GradientTransformation(
 )
 
 
-def gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
-    """`(params, batch, key) -> (loss, gradient)`, the mean over the devices of this process."""
+def everywhere(job: Job) -> NamedSharding:
+    """Where the memory of a worker is: on all devices of this process.
+
+    All programs return it there. A place of its own would compile the next program again.
+    """
     devices = jax.local_devices()[: job.devices]
     if job.batch_size % len(devices):
         raise ValueError(
             f"`batch_size`={job.batch_size} must be a multiple of the {len(devices)} devices of a "
             "worker, of which `devices` uses fewer."
         )
-    mesh = jax.make_mesh((1, len(devices)), ("data", "island"), devices=devices)
+    auto = (AxisType.Auto,) * 2  # Types of axes would not fit arrays of no mesh.
+    mesh = jax.make_mesh((1, len(devices)), ("data", "island"), auto, devices=devices)
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """`(params, batch, key) -> (loss, gradient)`, the mean over the devices of this process."""
     tx = optax.chain(mean(), _keeping)
-    step = make_step(job.loss_fn, tx, mesh, donate=False)
+    step = make_step(job.loss_fn, tx, everywhere(job).mesh, donate=False)
 
     def gradient(params: PyTree, batch: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
         given = {"key": key} if job.has_key else {}
@@ -60,7 +70,7 @@ class Programs:
     """The compiled programs of a worker, which all workers of a process share."""
 
     def __init__(self, job: Job) -> None:
-        policy, gradient = job.policy, gradients(job)
+        policy, gradient, place = job.policy, gradients(job), everywhere(job)
 
         def step(
             own: PyTree, view: PyTree, worker: jax.Array, number: jax.Array, batch: PyTree
@@ -70,9 +80,10 @@ class Programs:
             loss, message, own = policy.steps(work)(own, view, task)
             return loss, message, own, is_finite((loss, message))
 
-        self.batches, self.step = job.batches, jax.jit(step)
-        self.join = jax.jit(lambda params: policy.join(params, job.workers))
-        self.receive, self.pruned = jax.jit(policy.receive), policy.pruned
+        self.batches, self.pruned = job.batches, policy.pruned
+        self.step = jax.jit(step, out_shardings=(None, None, place, None))
+        self.join = jax.jit(lambda params: policy.join(params, job.workers), out_shardings=place)
+        self.receive = jax.jit(policy.receive, out_shardings=place)
 
 
 class Worker:

@@ -225,6 +225,19 @@ def test_a_gradient_is_clipped_if_asked() -> None:
     assert all(row.outcome == "used" for row in rows if row.kind == "arrived")
 
 
+@pytest.mark.parametrize("name", ["stale_synchronous", *map(slow, ["decoupled", "easgd", "laq"])])
+def test_a_worker_compiles_its_program_once(name: str) -> None:
+    """Also if its memory is what the program has returned."""
+    clocks: list[Any] = []
+
+    def clock(job: Any) -> Any:
+        clocks.append(Simulated(job))
+        return clocks[0]
+
+    trained(job_of(POLICIES[name]()), limits_of(40), clock)
+    assert clocks[0].programs.step._cache_size() == 1
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_parameters_in_bfloat16_and_keys_for_the_loss(name: str) -> None:
     """Keys are those of the gradient, so they too are the same in a replay."""
