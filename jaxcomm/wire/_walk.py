@@ -233,6 +233,11 @@ def _walk(
                     )
                     for number, spec in zip(operands, params["in_specs"], strict=True)
                 )
+            elif params.get("differentiated") and params.get("prevent_cse"):
+                # A barrier: what `jax.checkpoint` computes again, XLA computes again.
+                operands = tuple(
+                    computation.number(object(), computation.waits[number]) for number in operands
+                )
             found, results = _walk(inner, [*operands], outs, _inside(eqn, place), computation)
             nodes += found
             if name == "shard_map":

@@ -1,5 +1,6 @@
 """The account against bytes counted by hand."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,21 @@ def test_collectives_of_autodiff_are_counted() -> None:
     run = jax.shard_map(gradient, mesh=data(), in_specs=(P(), P("data")), out_specs=P())
     account = wire.account(run, jnp.zeros(5), jnp.zeros((16, 5)))
     assert account.bytes_per_worker == pytest.approx(14 / 8 * 20)
+
+
+@pytest.mark.parametrize(("prevents", "times"), [(True, 2), (False, 1)])
+def test_what_a_checkpoint_gathers_again_counts_again(prevents: bool, times: int) -> None:
+    """Without `prevent_cse`, XLA may use the first result."""
+
+    @functools.partial(jax.checkpoint, prevent_cse=prevents)
+    def layer(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(lax.all_gather(x, "data")))
+
+    program = jax.jit(on(data(), lambda x: lax.psum(jax.value_and_grad(layer)(x), "data")))
+    shape = jax.ShapeDtypeStruct((6,), jnp.float32)
+    gathers = [c for c in wire.account(program, shape).collectives if c.kind == "all_gather"]
+    assert len(gathers) == times
+    assert ("optimization_barrier" in program.lower(shape).as_text()) == prevents
 
 
 def test_axes_are_distinguished() -> None:
