@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomm._contract import PyTree
 from jaxcomm.aggregation import mean
@@ -28,11 +28,7 @@ _keeping = optax.GradientTransformation(
 )
 
 
-def everywhere(job: Job) -> NamedSharding:
-    """Where the memory of a worker is: on all devices of this process.
-
-    All programs return it there. A place of its own would compile the next program again.
-    """
+def _mesh_of(job: Job) -> Mesh:
     devices = jax.local_devices()[: job.devices]
     if job.batch_size % len(devices):
         raise ValueError(
@@ -40,14 +36,21 @@ def everywhere(job: Job) -> NamedSharding:
             "worker, of which `devices` uses fewer."
         )
     auto = (AxisType.Auto,) * 2  # Types of axes would not fit arrays of no mesh.
-    mesh = jax.make_mesh((1, len(devices)), ("data", "island"), auto, devices=devices)
-    return NamedSharding(mesh, PartitionSpec())
+    return jax.make_mesh((1, len(devices)), ("data", "island"), auto, devices=devices)
+
+
+def everywhere(job: Job) -> NamedSharding:
+    """Where the memory of a worker is: on all devices of this process.
+
+    All programs return it there. A place of its own would compile the next program again.
+    """
+    return NamedSharding(_mesh_of(job), PartitionSpec())
 
 
 def gradients(job: Job) -> Callable[..., tuple[jax.Array, PyTree]]:
     """`(params, batch, key) -> (loss, gradient)`, the mean over the devices of this process."""
     tx = optax.chain(mean(), _keeping)
-    step = make_step(job.loss_fn, tx, everywhere(job).mesh, donate=False)
+    step = make_step(job.loss_fn, tx, _mesh_of(job), donate=False)
 
     def gradient(params: PyTree, batch: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
         given = {"key": key} if job.has_key else {}
