@@ -48,20 +48,41 @@ class IslandPrograms:
         self.join = jax.jit(lambda params: job.policy.join(params, job.workers))
         self.receive, self.pruned = jax.jit(job.policy.receive), job.policy.pruned
 
+        def finish(
+            own: PyTree, view: PyTree, task: Task, loss: jax.Array, change: PyTree
+        ) -> tuple[jax.Array, PyTree, PyTree, jax.Array]:
+            loss, message, own = job.policy.steps(lambda point, task: (loss, change))(
+                own, view, task
+            )
+            return loss, message, own, is_finite((loss, message))
+
+        def point(own: PyTree, view: PyTree, task: Task) -> PyTree:
+            asked: list[PyTree] = []
+
+            def work(point: PyTree, task: Task) -> tuple[jax.Array, PyTree]:
+                asked.append(point)
+                return jnp.zeros(()), jax.tree.map(jnp.zeros_like, point)
+
+            job.policy.steps(work)(own, view, task)
+            (found,) = asked
+            return found
+
+        # Between them, the island's own workers compute what the policy asks for.
+        self._point, self._finish = jax.jit(point), jax.jit(finish)
+        self._task = jax.jit(lambda at, number: Task(at, number, key_of(job.seed, at, number)))
+
     def batches(self, numbers: np.ndarray, worker: int) -> PyTree:
         """Nothing: the island deals."""
 
     def step(
         self, own: PyTree, view: PyTree, worker: np.int32, number: np.int32, batch: PyTree
     ) -> Any:
-        """As of a worker. It is not compiled, since it waits for processes."""
-        own, view, (index, place) = jax.tree.map(jnp.asarray, (own, view, (worker, number)))
-        task = Task(index, place, key_of(self._job.seed, index, place))
-        loss, message, own = self._job.policy.steps(self._work)(own, view, task)
-        return loss, message, own, is_finite((loss, message))
+        """As of a worker."""
+        task = self._task(worker, number)
+        return self._finish(own, view, task, *self._work(self._point(own, view, task)))
 
-    def _work(self, point: PyTree, task: Task) -> tuple[jax.Array, PyTree]:
-        """`(point, task) -> (loss, pseudo-gradient)`."""
+    def _work(self, point: PyTree) -> tuple[jax.Array, PyTree]:
+        """`point -> (loss, pseudo-gradient)`."""
         if self._owner is None:
             inner = job_of_island(self._job, self._index, self.life, self._owners)
             limits = Limits(np.inf, np.inf, inner.workers, np.inf)
