@@ -209,17 +209,25 @@ def loaded(numbers: np.ndarray, worker: int) -> Any:
 @pytest.mark.xdist_group("ray")
 def test_an_island_that_waits_for_a_new_process_is_not_silent() -> None:
     killed: list[int] = []
+    rows: list[Row] = []
+
+    class Returned(Exception):
+        pass
 
     def act(row: Row) -> None:
+        rows.append(row)
+        if killed and any(each.kind == "joined" for each in row.inner):
+            raise Returned
         if not killed and row.kind == "arrived" and row.number > 10:
             killed.append(processes("WorkerProcess")[-1])
             os.kill(killed[0], signal.SIGKILL)
 
     island = Island(events.parameter_server(optax.sgd(0.02)), 1, 2)
     options = options_of(
-        events.parameter_server(optax.sgd(1.0)), workers=2, island=island, total=None, seconds=45.0
+        events.parameter_server(optax.sgd(1.0)), workers=2, island=island, total=None, seconds=300.0
     )
-    result = asynchronous.train(loss, START, loaded, **options, on_row=act)
-    assert killed and not any(row.kind == "left" for row in result.rows)
-    inner = [each.kind for row in result.rows for each in row.inner]
+    with pytest.raises(Returned):
+        asynchronous.train(loss, START, loaded, **options, on_row=act)
+    assert killed and not any(row.kind == "left" for row in rows)
+    inner = [each.kind for row in rows for each in row.inner]
     assert inner.count("left") == 1 and inner.count("joined") == 3
