@@ -21,7 +21,7 @@ from jaxcomm.aggregation._sharded_server import sharded_server
 from jaxcomm.aggregation._skip_nonfinite import skip_nonfinite
 from jaxcomm.aggregation._two_stage import two_stage_mean
 from jaxcomm.aggregation._warmup import warmup
-from jaxcomm.aggregation._weight_gather import weight_gather
+from jaxcomm.aggregation._weight_gather import secondary_partition, weight_gather
 from jaxcomm.aggregation._zeroth_order import zeroth_order, zeroth_order_gradient
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "two_stage_mean",
     "majority_vote",
     "warmup",
+    "secondary_partition",
     "weight_gather",
     "zeroth_order",
     "zeroth_order_gradient",

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from jaxcomm import _axis, _noise
@@ -91,6 +92,42 @@ def _joined(rows: jax.Array, levels: int, dimension: int) -> jax.Array:
     return parts.reshape(*shape[:dimension], math.prod(shape[dimension:after]), *shape[after:])
 
 
+def _gathered_over(axis_name: AxisName) -> str:
+    return f"weight_gather/{_axis.label(axis_name)}"
+
+
+def secondary_partition(axis_name: AxisName) -> Callable[..., bool]:
+    r"""A policy of `jax.checkpoint` that keeps weights as they are gathered over an axis (hpZ).
+
+    .. math:: \text{forward: } x_{\text{device}} = (x_1, \ldots, x_{\text{nodes}}), \quad
+              x = (x_{1}, \ldots, x_{\text{devices}}); \qquad
+              \text{backward: } x = (x_{1}, \ldots, x_{\text{devices}})
+
+    A layer that gathers its weights by axis, over nodes first, then holds between the passes its
+    share of a copy per node: `1 / devices` of the weights. The backward pass gathers over the
+    devices of the node, and sends nothing between nodes for weights.
+
+    Args:
+      axis_name: The axis between nodes, the first one of :func:`weight_gather`.
+
+    Returns:
+      The `policy` of :func:`jax.checkpoint` for a layer.
+
+    Example:
+      >>> import functools, jax, jaxcomm
+      >>> from jaxcomm.aggregation import secondary_partition, weight_gather
+      >>> axes = ("node", "device")
+      >>> gather = weight_gather(jax.P(axes), axis_name=axes, pull={})  # By axis, exactly.
+      >>> @functools.partial(jax.checkpoint, policy=secondary_partition("node"))
+      ... def layer(slices, x):
+      ...     return x @ gather(slices)
+
+    References:
+      Wang et al., `ZeRO++ <https://arxiv.org/abs/2306.10209>`_, 2023: hierarchical partitioning.
+    """
+    return jax.checkpoint_policies.save_only_these_names(_gathered_over(axis_name))
+
+
 @checked
 def weight_gather(
     specs: PyTree,
@@ -152,8 +189,9 @@ def weight_gather(
       Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
       <https://arxiv.org/abs/1910.02054>`_, 2020. Wang et al., `ZeRO++: Extremely Efficient
       Collective Communication for Giant Model Training <https://arxiv.org/abs/2306.10209>`_, 2023:
-      `pull` is its quantized weights, `push` by axis its quantized gradients. Differences: no
-      second copy of weights within a node; any number of workers per axis.
+      `pull` is its quantized weights, `push` by axis its quantized gradients, and
+      :func:`secondary_partition` its second copy of weights within a node. Difference: any number
+      of workers per axis.
     """
     names = _axis.names(axis_name)
     by_axis = isinstance(push, Mapping) or isinstance(pull, Mapping)
@@ -186,7 +224,9 @@ def weight_gather(
 
     @jax.named_scope("weight_gather")
     def rows_of(slices: list[jax.Array], key: Any) -> list[jax.Array]:
-        rows = functools.reduce(lambda rows, end: gathered(end, rows, key), pulls, slices)
+        rows = slices
+        for end in pulls:
+            rows = checkpoint_name(gathered(end, rows, key), _gathered_over(end.axis_name))
         return [*_axis.local_params(rows, axis_name=axis_name)]
 
     @jax.named_scope("weight_gather")

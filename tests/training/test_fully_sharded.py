@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm.aggregation import weight_gather
+from jaxcomm.aggregation import secondary_partition, weight_gather
 from jaxcomm.compression import rotated
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import cast, dither
@@ -298,3 +298,45 @@ def test_empty_leaves(codecs: Any) -> None:
     _, gradient = run(params | empty, ROWS, KEY)
     assert {k: gradient[k].shape for k in empty} == {k: x.shape for k, x in empty.items()}
     close(gradient["bias"], jax.grad(loss)(START, ROWS)["bias"])
+
+
+def layers_of(specs: Any, axes: tuple[str, ...], policy: Any) -> Any:
+    """A loss of two layers, each of which gathers its weights in its passes."""
+    options = {"axis_name": axes, "pull": {}}
+    gather = {name: weight_gather(spec, **options) for name, spec in specs.items()}
+
+    def layer(slices: Any, x: jax.Array, name: str) -> jax.Array:
+        return jnp.tanh(x @ gather[name](slices))
+
+    layer = jax.checkpoint(layer, static_argnums=2, policy=policy)
+
+    def loss_fn(slices: Any, x: jax.Array, key: Any) -> jax.Array:
+        scale, bias = (gather[name](slices[name]) for name in ("scale", "bias"))
+        hidden = layer(slices["in"], x, "in") + bias[None]
+        return jnp.mean((layer(slices["out"], hidden, "out") * scale) ** 2)
+
+    return loss_fn
+
+
+@pytest.mark.parametrize("name", ["two_levels", slow("odd")])
+def test_the_secondary_partition_sends_nothing_between_nodes_backward(name: str) -> None:
+    """And its gradient is bit-equal. In issues of DeepSpeed, 4852 and 6926, it is wrong or 0."""
+    mesh = mesh_named(name)
+    specs = prepared(name)[2]
+    found = {}
+    for kept, policy in (("node", secondary_partition("node")), ("nothing", None)):
+        loss_fn = layers_of(specs, mesh.axis_names, policy)
+        run = jax.jit(
+            fully_sharded_value_and_grad(
+                loss_fn, mesh, specs, axis_name=mesh.axis_names, gather=False
+            )
+        )
+        slices = placed(START, mesh, specs)
+        sent = jaxcomm.wire.account(run, slices, ROWS)
+        gathers = [c.axes for c in sent.collectives if c.kind == "all_gather"]
+        found[kept] = (*jax.device_get(run(slices, ROWS)), gathers)
+    (loss, gradients, few), (expected, others, many) = found["node"], found["nothing"]
+    assert few.count(("node",)) == 2 and many.count(("node",)) == 4
+    assert few.count(("device",)) == many.count(("device",)) == 4
+    assert loss == expected and optax.tree.norm(gradients) > 0
+    jax.tree.map(np.testing.assert_array_equal, gradients, others)
