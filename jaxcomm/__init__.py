@@ -10,7 +10,7 @@ The public names, by purpose:
 - **Methods**, named as in their papers: `deep_gradient_compression`, `ef_sign_sgd`, `fetch_sgd`,
   `global_qsgd`, `gtop_k`, `natural_compression`, `one_bit_sgd`, `parallax`, `qsgd`, `s2_reducer`,
   `sign_sgd`, `signum`, `sketched_sgd`, `sparcml`, `sparse_global_qsgd`, `terngrad`, `top_k_sgd`. Of
-  low rank: `atomo`, `power_sgd`. Of momenta: `demo`.
+  low rank: `atomo`, `power_sgd`. Of momenta: `demo`, `dion`.
 - **Means**, exact or with any codec: `all_gather_mean`, `all_reduce_mean`, `budgeted_mean`, `lazy`,
   `majority_vote`, `mean`, `merged_mean`, `recursive_doubling_mean`, `ring_mean`, `two_stage_mean`;
   `zeroth_order` without gradients.
@@ -109,6 +109,7 @@ from jaxcomm.methods import (
     atomo,
     deep_gradient_compression,
     demo,
+    dion,
     ef_sign_sgd,
     fetch_sgd,
     global_qsgd,
@@ -138,6 +139,7 @@ __all__ = [
     "atomo",
     "deep_gradient_compression",
     "demo",
+    "dion",
     "ef_sign_sgd",
     "fetch_sgd",
     "global_qsgd",

@@ -69,3 +69,26 @@ def atomo_probabilities(values: np.ndarray, budget: int) -> np.ndarray:
             break
         p[i], budget = 1, budget - 1
     return p
+
+
+def _first_right(columns: int, rank: int) -> np.ndarray:
+    key = jax.random.key(0, impl="threefry2x32")
+    return np.asarray(jax.random.normal(key, (columns, rank), jnp.float32), np.float64)
+
+
+def dion(
+    gradients: np.ndarray, rank: int, decay: float = 0.95, feedback: bool = True
+) -> np.ndarray:
+    """Algorithm 1 of Dion's paper for mean gradients [steps, rows, columns], in float64."""
+    rows, columns = gradients.shape[1:]
+    momentum, right = np.zeros((rows, columns)), _first_right(columns, rank)
+    found = []
+    for gradient in gradients:
+        whole = momentum + gradient
+        left, _ = np.linalg.qr(whole @ right)
+        factor = whole.T @ left
+        sent = left @ factor.T if feedback else whole
+        momentum = whole - (1 - decay) * sent
+        right = factor / np.linalg.norm(factor, axis=0)
+        found.append((columns / rows) ** 0.5 * left @ right.T)
+    return np.stack(found)

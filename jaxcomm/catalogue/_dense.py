@@ -24,6 +24,7 @@ from jaxcomm.compression.quantizers import (
     e3m0,
     exponential_dither,
     fixed_threshold,
+    microscaling,
     min_max_dither,
     natural,
     one_bit,
@@ -45,7 +46,7 @@ from jaxcomm.methods import (
     terngrad,
 )
 
-XIN, BERNSTEIN = "Xin et al. 2023", "Bernstein et al. 2018"
+XIN, BERNSTEIN, MX = "Xin et al. 2023", "Bernstein et al. 2018", "Rouhani et al. 2023"
 SHARED_NORM, OWN_NORM = "min(d/s², √(d/n)/s) / n", "min(d/s², √d/s) / n²"
 
 
@@ -234,11 +235,26 @@ SIGNS = [
         suffix="; in `blockwise(e3m0(), 256)`, d is 256"),
     gathered("block_float", "jaxcomm.all_gather_mean(block_float())", lambda size: block_float(),
         claim="unbiased", error="(1/256 + 2^-13/448²) / n²", bytes="(n-1) (33/32 d + 4)",
-        paper="Rouhani et al. 2023", suffix=", MXFP8"),
+        paper=MX, suffix=", as MXFP8"),
     with_feedback("block_float_int8", "jaxcomm.all_gather_mean(error_feedback("
             'block_float("int8", block_size=256, rounding="nearest")))',
         lambda size: block_float("int8", block_size=256, rounding="nearest"), error="1 - 256/127²",
         bytes="(n-1) (257/256 d + 4)"),
+    with_feedback("microscaling", "jaxcomm.all_gather_mean(error_feedback(microscaling()))",
+        lambda size: microscaling(), error="59/60", bytes="(n-1) (33/32 d + 4)", paper=MX,
+        suffix=', MXFP8; or `"mxfp4"`, `"nvfp4"`, ...'),
+    with_feedback("microscaling_mxfp4",
+        'jaxcomm.all_gather_mean(error_feedback(microscaling("mxfp4")))',
+        lambda size: microscaling("mxfp4"), error="13/16", bytes="(n-1) (17/32 d + 4)",
+        like="microscaling"),
+    with_feedback("microscaling_nvfp4",
+        'jaxcomm.all_gather_mean(error_feedback(microscaling("nvfp4")))',
+        lambda size: microscaling("nvfp4"), error="7/8 - d/28672²", bytes="(n-1) (9/16 d + 8)",
+        like="microscaling"),
+    in_two_stages("two_stage_microscaling",
+        'jaxcomm.two_stage_mean(error_feedback(microscaling("mxfp4")))',
+        lambda size: error_feedback(microscaling("mxfp4")), claim="feedback",
+        note=" at both ends", bytes="17/16 d (n-1)/n", like="two_stage_4_bits"),
     summed("rotated", "jaxcomm.all_reduce_mean(rotated(dither(levels=15)))",
         lambda size: rotated(dither(levels=15)), claim="unbiased", error=SHARED_NORM,
         like="global_qsgd"),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from jaxcomm import gossip, synchronization
@@ -114,6 +116,10 @@ NEIGHBORS = [
         lambda size, mixing: gossip.noloco(mixing, 1, momentum=size.of(0.0, 0.5),
             learning_rate=size.of(1.0, 0.7)), bytes="P", paper="Kolehmainen et al. 2025",
         suffix=", or a longer period"),
+    _neighbors("gasloc", "gossip.gasloc(graph, 1)", gossip.ring,
+        lambda size, mixing: gossip.gasloc(mixing, 1, momentum=size.of(0.0, 0.5),
+            learning_rate=size.of(1.0, 0.7)), bytes="degree P", letters={"degree": 2},
+        paper="Cagnasso et al. 2026", suffix=", or a longer period"),
     Method("ad_psgd", "gossip.ad_psgd(graph, staleness=2)",
         lambda size, workers=8: gossip.ad_psgd(gossip.ring(workers), staleness=2), "neighbors",
         bytes="P", paper="Lian et al. 2018", kind="gossip", graph=_matchings),
@@ -133,13 +139,18 @@ def _outer(options: dict[str, Any]) -> optax.GradientTransformation:
     return options.pop("outer", None) or optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 
-def _local(name: str, call: str, bytes: str, method: Any, **rest: Any) -> Method:
+_SGD = optax.sgd(0.1)
+
+
+def _local(
+    name: str, call: str, bytes: str, method: Any, default: Any = _SGD, **rest: Any
+) -> Method:
     """Local steps; options of a builder replace those of the method."""
 
     def build(
         size: Size, inner: Any = None, period: int = PERIOD, **options: Any
     ) -> optax.GradientTransformationExtraArgs:
-        return method(size, inner or optax.sgd(0.1), period, options)
+        return method(size, inner or default, period, options)
 
     return Method(name, call, build, "every period", bytes=bytes, kind="local", **rest)
 
@@ -149,6 +160,12 @@ def _with_outer(method: Build, **fixed: Any) -> Any:
     return lambda size, inner, period, options: method(
         inner, _outer(options), period, **{**fixed, **options}
     )
+
+
+def _of_momentum(inner: optax.GradientTransformation, period: int) -> dict[str, int]:
+    """The period of the momentum, of an optimizer that has one."""
+    state = jax.eval_shape(inner.init, jnp.zeros(1))
+    return {} if optax.tree.get(state, "trace") is None else {"trace": period}
 
 
 _PARTS = {"fragments": 2, "overlap": 1, "mixing_factor": 0.5}
@@ -202,6 +219,17 @@ LOCAL_STEPS = [
         "The same, and the state (momentum) of `inner`",
         lambda size, inner, period, options: synchronization.pr_sgd(inner, period, **options),
         paper="Yu et al. 2019"),
+    _local("des_loc", "synchronization.des_loc(optax.sgd(0.1, momentum=0.9), period, "
+            '{"trace": 2 * period})',
+        "The same, and each named field of the state in a period of its own",
+        lambda size, inner, period, options: synchronization.des_loc(inner, period,
+            **{"periods": _of_momentum(inner, 2 * period), **options}),
+        default=optax.sgd(0.1, momentum=0.9), paper="Iacob et al. 2025"),
+    _local("sparta",
+        "optax.chain(jaxcomm.per_worker(inner), synchronization.sparta(0.25, period))",
+        "A random share of the parameters", lambda size, inner, period, options: _after(inner,
+            synchronization.sparta(**{"share": 0.25, "period": period, **options})),
+        paper="Beton et al. 2025", suffix=", most often in every step"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ mixing matrix needs neither.
 
 from jaxcomm.gossip._compressed import choco_sgd, choco_step_size, deep_squeeze
 from jaxcomm.gossip._dpsgd import ad_psgd, d2, dpsgd, matcha
+from jaxcomm.gossip._gasloc import gasloc
 from jaxcomm.gossip._gossiped import Mixed, gossiped, periodic_averaging, require_symmetric
 from jaxcomm.gossip._matcha_plan import matcha_plan
 from jaxcomm.gossip._mixing import Mixing, mixing_matrix
@@ -45,6 +46,7 @@ __all__ = [
     "require_symmetric",
     "periodic_averaging",
     "exponential",
+    "gasloc",
     "hypercube",
     "cyclic",
     "lazy_mixing",

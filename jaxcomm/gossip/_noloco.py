@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomm import _axis
 from jaxcomm._contract import AxisName
 from jaxcomm._require import AboveZero, BelowOne, Positive, checked
 from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
@@ -24,7 +23,7 @@ class NoLoCoMemory(NamedTuple):
     weight: jax.Array  # [] in their dtype, the sum of the steps' weights since the last exchange
 
 
-def _every(mixing: Mixing, period: int) -> Mixing:
+def every(mixing: Mixing, period: int) -> Mixing:
     """The next step of the mixing in every `period`-th step; nothing is sent in the others."""
     always = np.ones(len(mixing.matrices), bool)
 
@@ -121,10 +120,7 @@ def noloco(
             moved = [jnp.where(share == 0, 0, share * d) for d in moved]
         message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
         differences, disagreement = mixing_step.sum_of_differences(message, message)
-        flags = mixing_step.flags
-        exchanges = jnp.ones((), bool) if flags is None else jnp.any(flags)
-        if mixing_step.present is not None:
-            exchanges &= mixing_step.present[_axis.index(mixing_step.axis_name)]
+        exchanges = mixing_step.exchanges()
         velocity = [
             momentum * v + learning_rate * d + difference
             for v, d, difference in zip(memory.momentum, moved, differences, strict=True)
@@ -145,7 +141,7 @@ def noloco(
         return means, NoLoCoMemory(means, momenta, jnp.zeros_like(memory.weight))
 
     return gossiped(
-        _every(symmetric, period),
+        every(symmetric, period),
         start,
         method,
         average=average,

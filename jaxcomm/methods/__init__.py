@@ -1,6 +1,7 @@
 """Published methods under their papers' names; each composes a codec and an aggregator."""
 
 from jaxcomm.methods._demo import demo
+from jaxcomm.methods._dion import dion
 from jaxcomm.methods._fetch_sgd import fetch_sgd
 from jaxcomm.methods._global_qsgd import (
     global_qsgd,
@@ -21,6 +22,7 @@ __all__ = [
     "atomo",
     "deep_gradient_compression",
     "demo",
+    "dion",
     "ef_sign_sgd",
     "fetch_sgd",
     "global_qsgd",

@@ -14,6 +14,7 @@ from jaxcomm.synchronization._deal import (
     take_examples,
     window_batches,
 )
+from jaxcomm.synchronization._des_loc import des_loc
 from jaxcomm.synchronization._eager_diloco import eager_diloco
 from jaxcomm.synchronization._exchange import average_every
 from jaxcomm.synchronization._growing_batch import growing_batch, proximal_point, scale_by_finished
@@ -34,6 +35,7 @@ from jaxcomm.synchronization._run_time import (
     wait_at_barrier,
     windows_run_time,
 )
+from jaxcomm.synchronization._sparta import sparta
 from jaxcomm.synchronization._stragglers import (
     Straggler,
     bernoulli_sleep,
@@ -61,6 +63,8 @@ from jaxcomm.synchronization._windows import (
 
 __all__ = [
     "average_every",
+    "des_loc",
+    "sparta",
     "StaleParams",
     "new_deal",
     "next_examples",

@@ -276,8 +276,10 @@ def sparseloco(
     at every H-th step. C is :func:`jaxcomm.compression.sparsifiers.coarse_top_k`. What an exchange
     does not send is sent later, so the residual :math:`e_i` takes the place of an outer momentum.
     An exchange sends n - 1 times k values of 2 bits per block, k indices of about 8 bits, two
-    float32 per block, and 12 bytes: for the defaults, 0.2 bits per coordinate and worker. From
-    about 300 workers on this is more than a float32 all-reduce.
+    float32 per block, and 12 bytes: for the defaults, 0.2 bits per coordinate and worker, 186 times
+    less than float32. Covenant-72B states 146 times: 12 bits per index, and no magnitudes. The
+    entropy of uniform places and of 2 bits of normal values allows 198 times, with magnitudes. From
+    about 300 workers on, a float32 all-reduce sends less.
 
     Args:
       inner: Any optax optimizer, such as `optax.adamw`; its state differs by worker.

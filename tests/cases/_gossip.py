@@ -90,6 +90,7 @@ GOSSIP = [
     _case("ad_psgd", partial(oracle.late_steps, staleness=2), sends=1, late=2),
     # Its momentum and rates have a test of their own.
     _case("noloco", oracle.adapt_then_combine, sends=1),
+    _case("gasloc", oracle.adapt_then_combine),
     # XLA divides by 3 by a rounded third: each of 333 averages of up to 4.4 grows by 2.9e-8 of it.
     _case("periodic_averaging", partial(oracle.exact_now_and_then, every=3), drift=3e-5),
 ]

@@ -24,6 +24,7 @@ class LocalCase(NamedTuple):
       meets: The state of its averaging rounds, from the state of the transformation.
       aggregates: Whether it takes an aggregator.
       agree: Whether workers are equal after an averaging round.
+      anchored: Whether parameters of 16 bits are rounded anchors.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LocalCase(NamedTuple):
     meets: Callable[[Any], Any] = lambda state: state[1]
     aggregates: bool = True
     agree: bool = True
+    anchored: bool = True
 
     def __repr__(self) -> str:
         return self.name
@@ -50,6 +52,8 @@ LOCAL = [
     _case("slowmo", {"momentum": 0.0, "learning_rate": 1.0}, {}),
     _case("diloco", NEUTRAL),
     _case("pr_sgd", {}, {}, meets=lambda state: state, aggregates=False),
+    _case("des_loc", {}, {}),
+    _case("sparta", {"share": 1.0}, {}, agree=False, anchored=False),
     _case(
         "streaming_diloco",
         {**NEUTRAL, "fragments": 1, "overlap": 0, "mixing_factor": 0.0},

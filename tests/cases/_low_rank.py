@@ -22,7 +22,7 @@ from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.low_rank import projection
 from jaxcomm.compression.quantizers import dither
 from tests.cases._case import Case, Sizes, all_reduce, row
-from tests.low_rank import atomo_probabilities, of_matrices
+from tests.low_rank import atomo_probabilities, dion, of_matrices
 
 COLUMNS = 3
 KERNEL = (5, 2)  # The only leaf of the laws of bytes that has two axes.
@@ -50,6 +50,16 @@ def power_sgd_numbers(size: int) -> int:
 def power_sgd_leaves(sizes: Sizes) -> int:
     kernel = factors(*KERNEL, 1, 2)
     return sum(kernel if size == math.prod(KERNEL) else size for size in sizes)
+
+
+def dion_numbers(sizes: Sizes) -> int:
+    kernel = factors(*KERNEL, 1, 1)
+    return sum(kernel if size == math.prod(KERNEL) else size for size in sizes)
+
+
+def dion_of_squares(updates: np.ndarray) -> np.ndarray:
+    side = math.isqrt(updates.shape[-1])
+    return dion(updates.mean(axis=1).reshape(-1, side, side), 1).reshape(len(updates), -1)
 
 
 def power_iteration_moment(x: np.ndarray) -> float:
@@ -156,6 +166,13 @@ LOW_RANK = [
             spreads=True,
         ),
         2,
+    ),
+    row(
+        "dion",
+        bytes=lambda sizes, n: all_reduce(4 * dion_numbers(sizes) + 4, n),
+        dtypes="float32",
+        random=False,
+        aim=dion_of_squares,
     ),
     row(
         "power_sgd",

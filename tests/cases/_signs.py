@@ -41,6 +41,10 @@ def _e3m0_moment(x: np.ndarray) -> float:
     return float(np.sum((above - share) * (share - below)) * peak**2)
 
 
+def _mxfp4_bytes(size: int) -> int:
+    return word_bytes(4 * size) + -(-size // 32)
+
+
 def _mxfp8_moment(x: np.ndarray) -> float:
     """Between neighbors of all numbers of the format, times the power of two of each block."""
     bytes_of_format = np.arange(128, dtype=np.uint8)
@@ -186,6 +190,32 @@ SIGNS = [
         bytes=lambda d: d + -(-d // 256),
         dtypes="uint8",
         contraction=lambda d: 1 - 256 / 127**2,
+    ),
+    feedback_row(
+        "microscaling",
+        bytes=lambda d: d + -(-d // 32),
+        dtypes="uint8",
+        contraction=lambda d: 59 / 60,
+    ),
+    feedback_row(
+        "microscaling_mxfp4",
+        bytes=lambda d: word_bytes(4 * d) + -(-d // 32),
+        dtypes="uint8",
+        contraction=lambda d: 13 / 16,
+    ),
+    feedback_row(
+        "microscaling_nvfp4",
+        bytes=lambda d: word_bytes(4 * d) + -(-d // 16) + 4,
+        dtypes="uint8",
+        contraction=lambda d: 7 / 8 - d / 28672**2,
+    ),
+    row(
+        "two_stage_microscaling",
+        bytes=lambda sizes, n: (
+            2 * (n - 1) * _mxfp4_bytes(row_size(sum(sizes), n)) + all_reduce(4, n)
+        ),
+        dtypes="uint8",
+        random=False,
     ),
     row(
         "rotated",

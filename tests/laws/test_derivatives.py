@@ -28,7 +28,7 @@ DIFFERENTIABLE = {
     *("random_k", "random_k_feedback", "block_coordinate", "block_coordinate_random"),
     *("block_coordinate_southwell", "block_coordinate_alone", "demo", "nonzero", "nonzero_union"),
     *("sparcml", "parallax", "s2_reducer", "s2_reducer_median", "s2_reducer_peel"),
-    *("power_sgd", "power_sgd_alternate", "power_iteration", "ef21", "local_clip"),
+    *("power_sgd", "power_sgd_alternate", "power_iteration", "dion", "ef21", "local_clip"),
     *("deep_gradient_compression", "momentum_correction", "zeroth_order", "zeroth_order_gaussian"),
 }
 # The derivative of a cast is 1, as JAX has it: that of the row without it.
