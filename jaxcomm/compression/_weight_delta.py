@@ -16,7 +16,7 @@ import numpy as np
 from jaxcomm._contract import PyTree
 
 _HEADER = struct.Struct("<4sQ16s16s16s")  # version, digests of structure, before and after
-_SET = struct.Struct("<?BIII")
+_SET = struct.Struct("<?BI")
 _CHUNK = 2**18  # weights whose places share a width
 _MAGIC, _DIGEST = b"jcw1", 16
 _NONE = bytes(_DIGEST)  # The digest before a base.
@@ -45,10 +45,9 @@ class _Bits:
 
     def positions(self, count: int) -> np.ndarray:
         """A set of places below `count`, ascending int64."""
-        is_complement, width, members, low, high = _SET.unpack(self.take(_SET.size))
-        lower = self.fields(members, width)
-        unary = np.unpackbits(np.frombuffer(self.take(high), np.uint8), count=low)
-        gaps = (np.diff(np.flatnonzero(unary), prepend=-1) - 1 << width) + lower
+        is_complement, width, length = _SET.unpack(self.take(_SET.size))
+        ends = np.flatnonzero(self.fields(length, 1))
+        gaps = (np.diff(ends, prepend=-1) - 1 << width) + self.fields(ends.size, width)
         places = np.cumsum(gaps + 1) - 1
         if is_complement:
             places = np.flatnonzero(~_mask(places, count))
@@ -81,10 +80,9 @@ def _positions(places: np.ndarray, count: int) -> bytes:
     widths = range(max(near - 2, 0), near + 1)
     width = min(widths, key=lambda width: width * gaps.size + int(np.sum(gaps >> width)))
     ends = np.cumsum((gaps >> width) + 1) - 1
-    low = int(ends[-1]) + 1 if ends.size else 0
-    unary = np.packbits(_mask(ends, low)).tobytes()
-    head = _SET.pack(is_complement, width, places.size, low, len(unary))
-    return head + _fields(gaps & ((1 << width) - 1), width) + unary
+    length = int(ends[-1]) + 1 if ends.size else 0
+    unary = np.packbits(_mask(ends, length)).tobytes()
+    return _SET.pack(is_complement, width, length) + unary + _fields(gaps, width)
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:
