@@ -303,8 +303,8 @@ def prose(results: Results) -> list[str]:
         "exact mean gradient. `sparta` averages an eighth of the parameters in every step, and "
         "`sparta_diloco` a thirty-second. DES-LOC averages Adam's moments in 3 and 6 times the "
         "period, and `des_loc_nu_as_often` both in 3 times. `des_loc` diverges at its first "
-        "average of the first moments without the second ones: where all gradients of a worker were 0, so "
-        "are its second moments, and it steps by the mean over epsilon, 1e-8.",
+        "average of the first moments without the second ones: where all gradients of a worker "
+        "were 0, so are its second moments, and it steps by the mean over epsilon, 1e-8.",
         readme.PROVENANCE, readme.TUNING,
         "The inner rate is the only tuned parameter. The outer optimizer has rate and momentum "
         "0.8; GASLoC and NoLoCo have their defaults.",
