@@ -1,25 +1,16 @@
 """GASLoC: local steps, and an outer step with momentum that averages with neighbors only."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxcomm._contract import AxisName
 from jaxcomm._require import AboveZero, BelowOne, Positive, checked
-from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
+from jaxcomm.gossip._gossiped import require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep
-from jaxcomm.gossip._noloco import every
+from jaxcomm.gossip._outer import Units, outer_gossip
 from jaxcomm.gossip._to_mixing import agreeing
-
-
-class GaslocMemory(NamedTuple):
-    """The memory of one worker, unit by unit."""
-
-    anchor: list[jax.Array]  # theta, the parameters after the last exchange
-    proposed: list[jax.Array]  # y of the last exchange
-    weight: jax.Array  # [] in their dtype, the sum of the steps' weights since the last exchange
 
 
 @checked
@@ -79,44 +70,23 @@ def gasloc(
     """
     symmetric = require_symmetric(agreeing(mixing), "gasloc")
 
-    def start(units: list[jax.Array]) -> GaslocMemory:
-        return GaslocMemory(units, units, jnp.zeros((), units[0].dtype if units else jnp.float32))
-
-    def method(
-        mixing_step: MixingStep, memory: GaslocMemory, x: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
-        moved = [a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)]
-        total = memory.weight
-        if mixing_step.weight is not None:
-            total = total + mixing_step.weight
-            share = mixing_step.relative(total)
-            moved = [jnp.where(share == 0, 0, share * d) for d in moved]
-        proposed = [a + learning_rate * d for a, d in zip(memory.anchor, moved, strict=True)]
+    def outer(
+        mixing_step: MixingStep, anchor: Units, before: Units, moved: Units
+    ) -> tuple[Units, Units, jax.Array]:
+        proposed = [a + learning_rate * d for a, d in zip(anchor, moved, strict=True)]
         differences, disagreement = mixing_step.sum_of_differences(proposed, proposed)
-        exchanges = mixing_step.exchanges()
         anchor = [
-            y + difference + momentum * (y - before)
-            for y, difference, before in zip(proposed, differences, memory.proposed, strict=True)
+            y + difference + momentum * (y - old)
+            for y, difference, old in zip(proposed, differences, before, strict=True)
         ]
-        changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
-        after = GaslocMemory(anchor, proposed, jnp.zeros_like(total))
-        before = memory._replace(weight=total)
-        kept = jax.tree.map(lambda new, old: jnp.where(exchanges, new, old), after, before)
-        return Mixed(changes, kept, disagreement)
+        return anchor, proposed, disagreement
 
-    def average(
-        mixing_step: MixingStep, memory: GaslocMemory, x: list[jax.Array]
-    ) -> tuple[list[jax.Array], GaslocMemory]:
-        means, proposed = mixing_step.mean((x, memory.proposed))
-        return means, GaslocMemory(means, proposed, jnp.zeros_like(memory.weight))
-
-    return gossiped(
-        every(symmetric, period),
-        start,
-        method,
-        average=average,
+    return outer_gossip(
+        symmetric,
+        period,
+        lambda units: units,
+        outer,
         seed=seed,
         diagnostics=diagnostics,
-        weighs_steps=False,
         axis_name=axis_name,
     )

@@ -146,13 +146,6 @@ class MixingStep(NamedTuple):
         # Differences make the quotient exactly 1 if all weights are equal.
         return jnp.where(own == 0, 0, own / (own + differences / (1 + neighbors)))
 
-    def exchanges(self) -> jax.Array:
-        """Whether a link is active in this step, and this worker is present; bool[]."""
-        active = jnp.ones((), bool) if self.flags is None else jnp.any(self.flags)
-        if self.present is None:
-            return active
-        return active & self.present[_axis.index(self.axis_name)]
-
     @property
     def zero(self) -> jax.Array:
         """A scalar zero in the dtype of mixing."""

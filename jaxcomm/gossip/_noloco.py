@@ -1,41 +1,17 @@
 """NoLoCo: local steps, and an outer momentum step of pairs without an all-reduce."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxcomm._contract import AxisName
 from jaxcomm._require import AboveZero, BelowOne, Positive, checked
-from jaxcomm.gossip._gossiped import Mixed, gossiped, require_symmetric
-from jaxcomm.gossip._mixing import Mixing
+from jaxcomm.gossip._gossiped import require_symmetric
 from jaxcomm.gossip._neighbors import MixingStep
+from jaxcomm.gossip._outer import Units, outer_gossip
 from jaxcomm.gossip._to_mixing import agreeing
-
-
-class NoLoCoMemory(NamedTuple):
-    """The memory of one worker, unit by unit."""
-
-    anchor: list[jax.Array]  # phi, the parameters after the last exchange
-    momentum: list[jax.Array]  # delta
-    weight: jax.Array  # [] in their dtype, the sum of the steps' weights since the last exchange
-
-
-def every(mixing: Mixing, period: int) -> Mixing:
-    """The next step of the mixing in every `period`-th step; nothing is sent in the others."""
-    always = np.ones(len(mixing.matrices), bool)
-
-    def active(key: jax.Array, step: jax.Array) -> jax.Array:
-        exchange, since = jnp.divmod(step, jnp.uint32(period))
-        flags = mixing.active(key, exchange) if mixing.active else jnp.asarray(always)
-        return flags & (since == period - 1)
-
-    if period == 1:
-        return mixing
-    chances = tuple(each / period for each in mixing.probabilities)
-    return mixing._replace(probabilities=chances, active=active, period=period * mixing.period)
 
 
 @checked
@@ -104,49 +80,23 @@ def noloco(
     pull = learning_rate if pull is None else pull
     symmetric = require_symmetric(agreeing(mixing), "noloco")
 
-    def start(units: list[jax.Array]) -> NoLoCoMemory:
-        zero = jnp.zeros((), units[0].dtype if units else jnp.float32)
-        return NoLoCoMemory(units, [*map(jnp.zeros_like, units)], zero)
-
-    def method(
-        mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array], steps: list[jax.Array]
-    ) -> Mixed:
-        # The displacement since the last exchange.
-        moved = [a + b - c for a, b, c in zip(x, steps, memory.anchor, strict=True)]
-        total = memory.weight
-        if mixing_step.weight is not None:
-            total = total + mixing_step.weight
-            share = mixing_step.relative(total)
-            moved = [jnp.where(share == 0, 0, share * d) for d in moved]
-        message = [learning_rate * d + pull * a for d, a in zip(moved, memory.anchor, strict=True)]
+    def outer(
+        mixing_step: MixingStep, anchor: Units, velocity: Units, moved: Units
+    ) -> tuple[Units, Units, jax.Array]:
+        message = [learning_rate * d + pull * a for d, a in zip(moved, anchor, strict=True)]
         differences, disagreement = mixing_step.sum_of_differences(message, message)
-        exchanges = mixing_step.exchanges()
         velocity = [
             momentum * v + learning_rate * d + difference
-            for v, d, difference in zip(memory.momentum, moved, differences, strict=True)
+            for v, d, difference in zip(velocity, moved, differences, strict=True)
         ]
-        anchor = jax.tree.map(jnp.add, memory.anchor, velocity)
-        changes = [jnp.where(exchanges, a - b, c) for a, b, c in zip(anchor, x, steps, strict=True)]
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(exchanges, new, old),
-            (anchor, velocity, jnp.zeros_like(total)),
-            (memory.anchor, memory.momentum, total),
-        )
-        return Mixed(changes, NoLoCoMemory(*kept), disagreement)
+        return jax.tree.map(jnp.add, anchor, velocity), velocity, disagreement
 
-    def average(
-        mixing_step: MixingStep, memory: NoLoCoMemory, x: list[jax.Array]
-    ) -> tuple[list[jax.Array], NoLoCoMemory]:
-        means, momenta = mixing_step.mean((x, memory.momentum))
-        return means, NoLoCoMemory(means, momenta, jnp.zeros_like(memory.weight))
-
-    return gossiped(
-        every(symmetric, period),
-        start,
-        method,
-        average=average,
+    return outer_gossip(
+        symmetric,
+        period,
+        lambda units: [*map(jnp.zeros_like, units)],
+        outer,
         seed=seed,
         diagnostics=diagnostics,
-        weighs_steps=False,
         axis_name=axis_name,
     )
