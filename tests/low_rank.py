@@ -79,7 +79,7 @@ def _first_right(columns: int, rank: int) -> np.ndarray:
 def dion(
     gradients: np.ndarray, rank: int, decay: float = 0.95, feedback: bool = True
 ) -> np.ndarray:
-    """Algorithm 1 of Dion's paper for mean gradients [steps, rows, columns], in float64."""
+    """The algorithm of Dion's paper for mean gradients [steps, rows, columns], in float64."""
     rows, columns = gradients.shape[1:]
     momentum, right = np.zeros((rows, columns)), _first_right(columns, rank)
     found = []

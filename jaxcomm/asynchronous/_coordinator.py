@@ -78,8 +78,8 @@ class Coordinator(Owner):
         """Records each change once, of those that several workers know."""
         report = happening.report
         assert report is not None
-        self._require_holder(happening.worker, report)
         new = tuple(change for change in report.changes if self._is_new(change.after))
+        self._require_holder(happening.worker, new)
         super()._arrived(happening._replace(report=report._replace(changes=new)))
 
     def _left(self, happening: Happening) -> None:
@@ -95,14 +95,12 @@ class Coordinator(Owner):
     def _orders(self) -> dict[int, Order]:
         return {at: work.order for at, work in enumerate(self._work) if work is not None}
 
-    def _require_holder(self, worker: int, report: Report) -> None:
+    def _require_holder(self, worker: int, new: Sequence[Change]) -> None:
         """Raises if a late worker has begun at the first parameters, and those of now are lost.
 
-        The report may be that of another worker, which has met it.
+        The changes may be those of another worker, which the reporting one has met.
         """
-        begins_again = any(
-            change.after in self._late and change.other is None for change in report.changes
-        )
+        begins_again = any(change.after in self._late and change.other is None for change in new)
         is_held = self._holders or not all(order.is_late for order in self._orders().values())
         if begins_again and not is_held:
             raise RuntimeError(_NOBODY)

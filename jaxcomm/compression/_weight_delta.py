@@ -95,7 +95,7 @@ def _leaves(params: PyTree) -> tuple[list[np.ndarray], bytes, Any]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(jax.device_get(params))
     named = [(jax.tree_util.keystr(path), np.array(x, order="C")) for path, x in paths]
     structure = repr([(name, x.shape, str(x.dtype)) for name, x in named]).encode()
-    bits = [x.reshape(-1).view(f"i{x.itemsize}") for _, x in named]
+    bits = [x.reshape(-1).view(f"i{min(x.itemsize, 4)}") for _, x in named]
     kinds = [(x.shape, x.dtype) for _, x in named]
     return bits, _digest([np.frombuffer(structure, np.uint8)]), (treedef, kinds)
 

@@ -1,6 +1,7 @@
 """A program that trains asynchronously, for tests that send it signals, and its processes."""
 
 import contextlib
+import signal
 import sys
 import time
 import warnings
@@ -75,6 +76,7 @@ def train_in_a_full_store() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A background shell ignores it.
     result = asynchronous.train(
         simulated.loss,
         simulated.START,

@@ -203,7 +203,10 @@ def test_a_signal_saves_and_leaves_no_process(number: int, tmp_path: Path) -> No
         assert process.stdout is not None and process.stdout.readline().startswith("row")
     pids = processes("", process.pid)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=90)
+    try:
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
     assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
     assert "workers alive" in errors and len(pids) >= 4
     deadline = time.monotonic() + 30

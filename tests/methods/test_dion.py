@@ -39,7 +39,7 @@ def test_updates_are_those_of_one_worker_with_the_mean_gradient(rank: int, feedb
 
 
 def test_the_workers_send_two_factors() -> None:
-    """Section 3.3 of the paper: `(rows + columns) rank` numbers for each matrix."""
+    """Table 1 of the paper's first version: `(rows + columns) rank` numbers for each matrix."""
     tx = optax.chain(jaxcomm.dion(rank=2), optax.sgd(0.1))
     params = {"w": jnp.zeros((16, 12)), "b": jnp.zeros(12)}
     state = jaxcomm.init(tx, params, 4)

@@ -26,7 +26,7 @@ def _as_optax_needs() -> Iterator[None]:
 
 
 def by_hand(of_params: int, of_mu: int, of_nu: int) -> np.ndarray:
-    """Algorithm 1 of the paper, with averages before a step, in float64."""
+    """The equations of the paper, whose averages precede the next step, in float64."""
     x, u, v = (np.zeros((N, SIZE)) for _ in range(3))
     found = []
     for t in range(STEPS):
@@ -60,7 +60,7 @@ def test_with_equal_periods_it_is_pr_sgd() -> None:
 
 
 def test_what_is_sent_when() -> None:
-    """Section 3 of the paper: a payload per period of each state."""
+    """An array per period of each state: half of Local Adam's, "2x less" in the abstract."""
     sent = account(des_loc(ADAM, 2, {"mu": 6, "nu": 12}), TARGETS)
     array = 2 * 3 / 4 * 4 * SIZE
     by_place = sorted(c.bytes_per_worker for c in sent.collectives if c.bytes_per_worker > 20)

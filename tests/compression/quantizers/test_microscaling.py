@@ -58,7 +58,7 @@ def encoded(name: str, x: np.ndarray, **options: Any) -> Any:
 
 
 def over_scales(x: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """E8M0 scales of the specification, section 6.3, and the blocks over them, in float64."""
+    """E8M0 scales of the specification, and the blocks over them, in float64."""
     most = 0 if name == "mxint8" else int(np.log2(float(ml_dtypes.finfo(DTYPES[name]).max)))
     blocks = np.pad(x.astype(np.float64), (0, -x.size % 32)).reshape(-1, 32)
     peaks = np.abs(blocks).max(axis=1)
