@@ -28,14 +28,15 @@ class MomentsState(NamedTuple):
     done: dict[str, PerWorker]  # of each field, each worker's steps since its last average
 
 
-def _places(state: PyTree, field: str) -> list[int]:
-    """Which leaves are floating-point arrays of a field of that name."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    wanted = jax.tree_util.GetAttrKey(field)
-    return [
-        i for i, (path, x) in enumerate(leaves)
-        if wanted in path and jnp.issubdtype(x.dtype, jnp.floating)
-    ]  # fmt: skip
+def _places(state: PyTree) -> dict[str, list[int]]:
+    """Of each named field, which leaves are its floating-point arrays."""
+    found: dict[str, list[int]] = {}
+    for i, (path, x) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            for key in path:
+                if isinstance(key, jax.tree_util.GetAttrKey):
+                    found.setdefault(key.name, []).append(i)
+    return found
 
 
 def _unchanged(kept: Any, _: Any) -> Any:
@@ -79,9 +80,11 @@ def averaged_moments(
 
     def init_fn(params: PyTree) -> MomentsState:
         optimizer = own.init(params)
-        for field in periods:
-            if not _places(optimizer, field):
-                raise ValueError(f"The state of `inner` has no floating-point field {field!r}.")
+        named = _places(_axis.own(optimizer, axis_name))
+        if missing := [field for field in periods if field not in named]:
+            raise ValueError(
+                f"The state of `inner` has no floating-point field {missing[0]!r}, of {[*named]}."
+            )
         done = {field: no_steps(params, axis_name) for field in periods}
         return MomentsState(jnp.zeros((), jnp.int32), optimizer, done)
 
@@ -98,11 +101,12 @@ def averaged_moments(
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
         updates, marked = own.update(updates, state.optimizer, params, **extra)
         step, participates = following(state.step), takes_part(present, axis_name)
-        leaves, treedef = jax.tree.flatten(_axis.own(marked, axis_name))
-        after = dict(state.done)
+        optimizer = _axis.own(marked, axis_name)
+        leaves, treedef = jax.tree.flatten(optimizer)
+        after, named = dict(state.done), _places(optimizer)
         for field, period in periods.items():
             _, after[field] = apply_finite_step(params, updates, after[field], weight, axis_name)
-            places = _places(marked, field)
+            places = named[field]
             kept = [leaves[i] for i in places], _axis.own(after[field], axis_name)
 
             def averaged(kept: Any = kept) -> Any:
@@ -123,7 +127,7 @@ def averaged_moments(
             after[field] = _axis.marked(done, axis_name)
             for i, x in zip(places, floats, strict=True):
                 leaves[i] = x
-        optimizer = _axis.marked(jax.tree.unflatten(treedef, leaves), axis_name)
-        return updates, MomentsState(step, optimizer, after)
+        marked = _axis.marked(jax.tree.unflatten(treedef, leaves), axis_name)
+        return updates, MomentsState(step, marked, after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -81,5 +81,5 @@ def test_a_worker_without_steps_does_not_count() -> None:
 
 def test_a_field_that_is_missing() -> None:
     params = jaxcomm.replicate(jnp.zeros(2), 2)
-    with pytest.raises(ValueError, match="no floating-point field 'mu'"):
-        jaxcomm.init(des_loc(optax.sgd(0.1), 2, {"mu": 4}), params, 2)
+    with pytest.raises(ValueError, match=r"no floating-point field 'mu', of \['trace'\]"):
+        jaxcomm.init(des_loc(optax.sgd(0.1, momentum=0.9), 2, {"mu": 4}), params, 2)
