@@ -1,7 +1,7 @@
 """Integers and bits of a payload: packed in words, counted, and stated for other codes.
 
 The layout is planar: with `w` words, bit j of word i is bit `j w + i` of the array, so packing
-shifts and ORs whole planes.
+shifts and ORs whole planes. Widths that divide 32 are fields of a word, also planar.
 """
 
 import math
@@ -45,20 +45,7 @@ def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
     return unpack(packed, bits=1, shape=(count,)) == 1
 
 
-def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:
-    """Packs uint32[k], each below `2**width`, into uint32[ceil(k width / 32)]."""
-    planes = jnp.arange(width, dtype=jnp.uint32)[:, None]
-    return pack_bits(((numbers[None] >> planes) & jnp.uint32(1)).ravel() == 1)
-
-
-def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
-    """The inverse of `pack_numbers`: uint32[count]."""
-    planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
-    shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
-    return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
-
-
-MOST = 2**31 - 1
+MOST, MOST_BITS = 2**31 - 1, 2**32 - 1
 
 
 def require_countable(size: int, most: int = MOST) -> int:
@@ -70,6 +57,24 @@ def require_countable(size: int, most: int = MOST) -> int:
     if size > most:
         raise ValueError(f"A unit has {size} coordinates, of at most {most}: split the leaf.")
     return size
+
+
+def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:
+    """Packs uint32[k], each below `2**width`, into uint32[ceil(k width / 32)]."""
+    if width and WORD % width == 0:
+        return pack(numbers, bits=width)
+    require_countable(numbers.size, MOST_BITS // max(width, 1))
+    planes = jnp.arange(width, dtype=jnp.uint32)[:, None]
+    return pack_bits(((numbers[None] >> planes) & jnp.uint32(1)).ravel() == 1)
+
+
+def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
+    """The inverse of `pack_numbers`: uint32[count]."""
+    if width and WORD % width == 0:
+        return unpack(packed, bits=width, shape=(count,))
+    planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
+    shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
+    return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
 
 
 MOST_LIKELY = 2**13

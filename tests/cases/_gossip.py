@@ -30,6 +30,7 @@ class GossipCase(NamedTuple):
       powers_of_2: Whether it requires a power of 2 of workers.
       absence: Whether workers may be absent; else `present` is refused by name.
       corrects: Whether equal workers may diverge again, by corrections of their steps.
+      resumes: Whether a worker that comes back brings its steps, which is no equation of a step.
     """
 
     name: str
@@ -46,6 +47,7 @@ class GossipCase(NamedTuple):
     powers_of_2: bool = False
     absence: bool = True
     corrects: bool = False
+    resumes: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -89,8 +91,8 @@ GOSSIP = [
     _case("overlap_sgp", partial(oracle.push, delay=2), sends=7, **MASS),
     _case("ad_psgd", partial(oracle.late_steps, staleness=2), sends=1, late=2),
     # Its momentum and rates have a test of their own.
-    _case("noloco", oracle.adapt_then_combine, sends=1),
-    _case("gasloc", oracle.adapt_then_combine),
+    _case("noloco", oracle.adapt_then_combine, sends=1, resumes=True),
+    _case("gasloc", oracle.adapt_then_combine, resumes=True),
     # XLA divides by 3 by a rounded third: each of 333 averages of up to 4.4 grows by 2.9e-8 of it.
     _case("periodic_averaging", partial(oracle.exact_now_and_then, every=3), drift=3e-5),
 ]

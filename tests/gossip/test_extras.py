@@ -43,8 +43,7 @@ def test_present_and_weight_are_in_the_formula(case: GossipCase) -> None:
     tx, weight = case.make(8), jnp.asarray(WEIGHT)
     matrices = matrices_of(case.mixing(8), COUNT)
     found, state, last = [], initial_of_start(tx, 8), x
-    # Who comes back to NoLoCo brings all its steps, which is no equation of a step.
-    later = PRESENT if case.name == "noloco" else np.ones(8, bool)
+    later = PRESENT if case.resumes else np.ones(8, bool)
     if case.absence:
         matrices[:half] = without(matrices[:half], PRESENT)
         matrices[half:] = without(matrices[half:], later)

@@ -84,8 +84,9 @@ def microscaling(
       <https://arxiv.org/abs/2310.10537>`_, 2023. NVIDIA, `Pretraining Large Language Models with
       NVFP4 <https://arxiv.org/abs/2509.25149>`_, 2025.
 
-    Differs from the specification: words hold planes of bits, where it leaves the layout open.
-    MXINT8 does not use -128. A block of zeros has the smallest scale.
+    Differs from the specification: words hold planes of elements, or of their bits if there are
+    6, where it leaves the layout open. MXINT8 does not use -128. A block of zeros has the smallest
+    scale.
     """
     form, is_nvfp4 = FORMATS[format], format == "nvfp4"
     length, sign = (16 if is_nvfp4 else 32), 1 << (form.bits - 1)

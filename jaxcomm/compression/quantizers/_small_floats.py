@@ -43,15 +43,17 @@ def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def to_codes(y: jax.Array, form: Format, noise: jax.Array | None = None) -> jax.Array:
-    """The codes of magnitudes, int32: to nearest, ties to even, or at random by uint32 `noise`."""
+    """The codes of magnitudes, int32: to nearest, ties to even, or at random by uint32 `noise`.
+
+    NaN has any code.
+    """
     exponent = jnp.maximum(exponent_of(y), form.least)
     n = shifted(y, form.mantissa - exponent)
     rounded = jnp.round(n)
     if noise is not None:
         rounded = jnp.floor(n + (noise >> 16).astype(jnp.float32) * jnp.float32(2.0**-16))
-    return jnp.minimum(
-        rounded.astype(jnp.int32) + ((exponent - form.least) << form.mantissa), form.last
-    )
+    codes = rounded.astype(jnp.int32) + ((exponent - form.least) << form.mantissa)
+    return jnp.clip(codes, 0, form.last)
 
 
 def of_codes(codes: jax.Array, form: Format) -> jax.Array:

@@ -36,14 +36,15 @@ def numbers(size: int, seed: int = 0) -> np.ndarray:
 
 
 def elements(payload: Any, name: str, size: int) -> np.ndarray:
-    """The bits of each coordinate, uint8; planes of bits in words are put together by hand."""
-    bits = FORMATS[name].bits
+    """The bits of each coordinate, uint8; planes of words are put together by hand."""
+    bits, words = FORMATS[name].bits, np.asarray(payload.elements)
     if bits == 8:
-        return np.asarray(payload.elements)
-    words = np.asarray(payload.elements)
-    planes = (words[None] >> np.arange(32, dtype=np.uint32)[:, None]) & 1
-    flat = planes.ravel()[: bits * size].reshape(bits, size)
-    return (flat << np.arange(bits, dtype=np.uint32)[:, None]).sum(axis=0).astype(np.uint8)
+        return words
+    field = bits if 32 % bits == 0 else 1
+    fields = words[None] >> np.arange(0, 32, field, dtype=np.uint32)[:, None] & (2**field - 1)
+    planes = fields.ravel()[: bits // field * size].reshape(-1, size)
+    places = np.arange(0, bits, field, dtype=np.uint32)[:, None]
+    return (planes << places).sum(axis=0).astype(np.uint8)
 
 
 def saturated(y: np.ndarray, name: str) -> np.ndarray:
