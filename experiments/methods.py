@@ -302,6 +302,9 @@ _OWN: dict[str, Method] = {
         "feedback",
         **MOMENTUM,
     ),
+    "dion": Method(
+        lambda seed, **options: jaxcomm.dion(rank=4, seed=seed, **options), "feedback", **MOMENTUM
+    ),
     **{
         f"power_sgd_rank_{rank}": Method(
             lambda seed, rank=rank: jaxcomm.power_sgd(rank=rank, seed=seed), "feedback"
@@ -377,7 +380,7 @@ ALL_LABELS = (
     *(label for label in SURVEYED if label != BASELINE),
     *("elias", "golomb_rice", "rans", "sharded_server_8_bits", "sharded_server_loco"),
     *("ef_blocks", "ef_blocks_southwell", "zeroth_order", "ef_cocktail", "reserved_4_bits", "demo"),
-    *("atomo_rank_4", "power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4"),
+    *("atomo_rank_4", "power_sgd_rank_1", "power_sgd_rank_2", "power_sgd_rank_4", "dion"),
 )
 """The labels that `all` selects."""
 
