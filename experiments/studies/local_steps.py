@@ -35,7 +35,7 @@ from jaxcomm.compression import blockwise
 from jaxcomm.compression.feedback import error_feedback
 from jaxcomm.compression.quantizers import dither
 from jaxcomm.compression.sparsifiers import coarse_top_k
-from jaxcomm.synchronization._averaged_moments import averaged_moments
+from jaxcomm.synchronization._des_loc import averaged_moments
 
 WORKERS = 8
 
@@ -117,7 +117,9 @@ def _des_loc(of_nu: int) -> Method:
 
     def sends(period: int) -> list[tuple[Any, int]]:
         fields = {"mu": 3 * period, "nu": of_nu * period}
-        moments = [(averaged_moments(optax.adam(0.1), {k: v}), v) for k, v in fields.items()]
+        moments = [
+            (averaged_moments(optax.adam(0.1), {k: v}, "data"), v) for k, v in fields.items()
+        ]
         return [(synchronization.local_sgd(period), period), *moments]
 
     return Method(

@@ -1,14 +1,96 @@
 """DES-LOC: local steps whose parameters and moments are averaged in periods of their own."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 
-from jaxcomm._contract import AxisName
+from jaxcomm import _axis
+from jaxcomm._contract import AxisName, PerWorker, PyTree
+from jaxcomm._mesh import collective_cond
+from jaxcomm._noise import following
 from jaxcomm._require import Positive, checked
-from jaxcomm.synchronization._averaged_moments import averaged_moments
+from jaxcomm._workers import per_worker
+from jaxcomm.aggregation import mean
+from jaxcomm.synchronization._averaging_round import apply_finite_step, no_steps, takes_part
 from jaxcomm.synchronization._exchange import Period
 from jaxcomm.synchronization._local_sgd import local_sgd
+from jaxcomm.synchronization._trees import chosen, narrow, wide
+
+
+class MomentsState(NamedTuple):
+    """The state of an optimizer whose moments are averaged."""
+
+    step: jax.Array  # int32[], steps so far
+    optimizer: PerWorker
+    done: dict[str, PerWorker]  # of each field, each worker's steps since its last average
+
+
+def _places(state: PyTree) -> dict[str, list[int]]:
+    """Of each named field, which leaves are its floating-point arrays."""
+    found: dict[str, list[int]] = {}
+    for i, (path, x) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
+        for key in path if jnp.issubdtype(x.dtype, jnp.floating) else ():
+            if isinstance(key, jax.tree_util.GetAttrKey):
+                found.setdefault(key.name, []).append(i)
+    return found
+
+
+def averaged_moments(
+    inner: optax.GradientTransformation, periods: Mapping[str, int], axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of each worker, with means of its fields over the steps that were applied."""
+    own, exact = per_worker(inner, axis_name=axis_name), mean(axis_name)
+
+    def averaged(due: jax.Array, participates: jax.Array, kept: tuple[Any, Any]) -> tuple[Any, Any]:
+        floats, done = kept
+
+        def exchange() -> Any:
+            steps = _axis.local_params(jnp.where(participates, done.weight, 0), axis_name=axis_name)
+            with jax.named_scope("weight"):
+                total = lax.psum(steps, axis_name)
+            means, _ = exact.update(wide(floats), optax.EmptyState(), weight=steps)
+            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in means]))
+            new = narrow(means, floats), jax.tree.map(jnp.zeros_like, done)
+            return chosen(participates & (total > 0) & finite, new, kept)
+
+        return collective_cond(due, exchange, lambda _: kept)
+
+    def init_fn(params: PyTree) -> MomentsState:
+        optimizer = own.init(params)
+        named = _places(_axis.own(optimizer, axis_name))
+        if missing := [field for field in periods if field not in named]:
+            raise ValueError(
+                f"The state of `inner` has no floating-point field {missing[0]!r}, of {[*named]}."
+            )
+        done = {field: no_steps(params, axis_name) for field in periods}
+        return MomentsState(jnp.zeros((), jnp.int32), optimizer, done)
+
+    def update_fn(
+        updates: PyTree, state: MomentsState, params: PyTree = None, *, weight: Any = None,
+        present: jax.Array | None = None, flush: jax.Array | bool = False, **extra_args: Any,
+    ) -> tuple[PyTree, MomentsState]:  # fmt: skip
+        extra = extra_args if weight is None else {**extra_args, "weight": weight}
+        updates, marked = own.update(updates, state.optimizer, params, **extra)
+        step, participates = following(state.step), takes_part(present, axis_name)
+        optimizer = _axis.own(marked, axis_name)
+        leaves, treedef = jax.tree.flatten(optimizer)
+        after, named = dict(state.done), _places(optimizer)
+        for field, period in periods.items():
+            _, after[field] = apply_finite_step(params, updates, after[field], weight, axis_name)
+            kept = [leaves[i] for i in named[field]], _axis.own(after[field], axis_name)
+            due = (step % period == 0) | jnp.asarray(flush)
+            floats, done = averaged(due, participates, kept)
+            after[field] = _axis.marked(done, axis_name)
+            for i, x in zip(named[field], floats, strict=True):
+                leaves[i] = x
+        marked = _axis.marked(jax.tree.unflatten(treedef, leaves), axis_name)
+        return updates, MomentsState(step, marked, after)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 @checked
@@ -28,8 +110,7 @@ def des_loc(
 
     An average of d coordinates sends :math:`2 (n - 1) / n` times `4 d` bytes and two float32, so
     with :math:`K_u = 3 K_x` and :math:`K_v = 6 K_x` half of what Local Adam sends. Non-finite steps
-    are skipped, and 16-bit parameters are averaged, as in
-    :func:`jaxcomm.synchronization.local_sgd`.
+    are skipped as in :func:`jaxcomm.synchronization.local_sgd`.
 
     Args:
       inner: Any optax optimizer.
@@ -45,8 +126,7 @@ def des_loc(
       fields have the period of the parameters, it is :func:`jaxcomm.synchronization.pr_sgd`.
 
     Raises:
-      ValueError: As :func:`jaxcomm.synchronization.local_sgd` does; if a period is not a positive
-        int; or, in `init`, if the state has no such field.
+      ValueError: If a period is not a positive int; in `init`, if the state has no such field.
 
     Example:
       >>> import optax
@@ -62,10 +142,9 @@ def des_loc(
     \epsilon`. With Adam's :math:`\epsilon = 10^{-8}` this made a small network diverge, and
     :math:`K_v = K_u` or :math:`10^{-4}` did not.
 
-    Differs from the paper: averages follow a step, where the paper's precede the next one, which is
-    the same. Gradients are not clipped: place a clip in `inner`.
+    Differs from the paper: averages follow a step. Gradients are not clipped; `inner` may do it.
     """
     return optax.chain(
-        averaged_moments(inner, periods, axis_name=axis_name),
+        averaged_moments(inner, periods, axis_name),
         local_sgd(period, aggregator=aggregator, axis_name=axis_name),
     )

@@ -10,7 +10,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.synchronization import des_loc, pr_sgd
-from jaxcomm.synchronization._averaged_moments import averaged_moments
+from jaxcomm.synchronization._des_loc import averaged_moments
 from tests.synchronization.towards import account, run
 
 N, SIZE, STEPS = 4, 6, 13
@@ -69,7 +69,7 @@ def test_what_is_sent_when() -> None:
 
 
 def test_a_worker_without_steps_does_not_count() -> None:
-    tx = averaged_moments(optax.sgd(0.1, momentum=0.9), {"trace": 2})
+    tx = averaged_moments(optax.sgd(0.1, momentum=0.9), {"trace": 2}, "data")
     params = jaxcomm.replicate(jnp.zeros(2), 2)
     step = jaxcomm.simulate(lambda w, x: jnp.sum(w * x[0]), tx, 2)
     state = jaxcomm.init(tx, params, 2)
