@@ -45,25 +45,11 @@ def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
     return unpack(packed, bits=1, shape=(count,)) == 1
 
 
-MOST, MOST_BITS = 2**31 - 1, 2**32 - 1
-
-
-def require_countable(size: int, most: int = MOST) -> int:
-    """Returns `size` if a codec with 32-bit positions can address that many coordinates.
-
-    Raises:
-      ValueError: If `size` exceeds `most`.
-    """
-    if size > most:
-        raise ValueError(f"A unit has {size} coordinates, of at most {most}: split the leaf.")
-    return size
-
-
 def pack_numbers(numbers: jax.Array, width: int) -> jax.Array:
     """Packs uint32[k], each below `2**width`, into uint32[ceil(k width / 32)]."""
     if width and WORD % width == 0:
         return pack(numbers, bits=width)
-    require_countable(numbers.size, MOST_BITS // max(width, 1))
+    require_countable(numbers.size, (2**32 - 1) // max(width, 1))
     planes = jnp.arange(width, dtype=jnp.uint32)[:, None]
     return pack_bits(((numbers[None] >> planes) & jnp.uint32(1)).ravel() == 1)
 
@@ -75,6 +61,20 @@ def unpack_numbers(packed: jax.Array, width: int, count: int) -> jax.Array:
     planes = unpack_bits(packed, width * count).reshape(width, count).astype(jnp.uint32)
     shifts = jnp.arange(width, dtype=jnp.uint32)[:, None]
     return jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
+
+
+MOST = 2**31 - 1
+
+
+def require_countable(size: int, most: int = MOST) -> int:
+    """Returns `size` if a codec with 32-bit positions can address that many coordinates.
+
+    Raises:
+      ValueError: If `size` exceeds `most`.
+    """
+    if size > most:
+        raise ValueError(f"A unit has {size} coordinates, of at most {most}: split the leaf.")
+    return size
 
 
 MOST_LIKELY = 2**13
