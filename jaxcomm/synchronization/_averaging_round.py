@@ -240,6 +240,19 @@ def averaging_round(
     return chosen(succeeded, after, local_result), averaged
 
 
+def mean_of_floats(
+    aggregator: optax.GradientTransformationExtraArgs,
+    floats: PyTree,
+    weight: jax.Array,
+    total: jax.Array,
+    participates: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """The mean over the counted workers, and whether this worker takes it: if any was counted."""
+    means, _ = aggregator.update(wide(floats), optax.EmptyState(), weight=weight)
+    takes = participates & (total > 0)
+    return chosen(takes, narrow(means, floats), floats), takes
+
+
 def updates_of(
     after: Averaging, params: PyTree, updates: PyTree, participates: jax.Array
 ) -> PyTree:

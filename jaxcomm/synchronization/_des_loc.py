@@ -15,10 +15,14 @@ from jaxcomm._noise import following
 from jaxcomm._require import Positive, checked
 from jaxcomm._workers import per_worker
 from jaxcomm.aggregation import mean
-from jaxcomm.synchronization._averaging_round import apply_finite_step, no_steps, takes_part
+from jaxcomm.synchronization._averaging_round import (
+    apply_finite_step,
+    mean_of_floats,
+    no_steps,
+    takes_part,
+)
 from jaxcomm.synchronization._exchange import Period
 from jaxcomm.synchronization._local_sgd import local_sgd
-from jaxcomm.synchronization._trees import chosen, narrow, wide
 
 
 class MomentsState(NamedTuple):
@@ -52,10 +56,8 @@ def averaged_moments(
             steps = _axis.local_params(jnp.where(participates, done.weight, 0), axis_name=axis_name)
             with jax.named_scope("weight"):
                 total = lax.psum(steps, axis_name)
-            means, _ = exact.update(wide(floats), optax.EmptyState(), weight=steps)
-            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in means]))
-            new = narrow(means, floats), jax.tree.map(jnp.zeros_like, done)
-            return chosen(participates & (total > 0) & finite, new, kept)
+            means, taken = mean_of_floats(exact, floats, steps, total, participates)
+            return means, jax.tree.map(lambda x: jnp.where(taken, 0, x), done)
 
         return collective_cond(due, exchange, lambda _: kept)
 
@@ -70,9 +72,15 @@ def averaged_moments(
         return MomentsState(jnp.zeros((), jnp.int32), optimizer, done)
 
     def update_fn(
-        updates: PyTree, state: MomentsState, params: PyTree = None, *, weight: Any = None,
-        present: jax.Array | None = None, flush: jax.Array | bool = False, **extra_args: Any,
-    ) -> tuple[PyTree, MomentsState]:  # fmt: skip
+        updates: PyTree,
+        state: MomentsState,
+        params: PyTree = None,
+        *,
+        weight: jax.Array | float | None = None,
+        present: jax.Array | None = None,
+        flush: jax.Array | bool = False,
+        **extra_args: Any,
+    ) -> tuple[PyTree, MomentsState]:
         extra = extra_args if weight is None else {**extra_args, "weight": weight}
         updates, marked = own.update(updates, state.optimizer, params, **extra)
         step, participates = following(state.step), takes_part(present, axis_name)
@@ -110,7 +118,9 @@ def des_loc(
 
     An average of d coordinates sends :math:`2 (n - 1) / n` times `4 d` bytes and two float32, so
     with :math:`K_u = 3 K_x` and :math:`K_v = 6 K_x` half of what Local Adam sends. Non-finite steps
-    are skipped as in :func:`jaxcomm.synchronization.local_sgd`.
+    are skipped, and 16-bit parameters are averaged, as in
+    :func:`jaxcomm.synchronization.local_sgd`. Averages of moments are weighted as there, by the
+    steps since the last one.
 
     Args:
       inner: Any optax optimizer.
@@ -126,7 +136,8 @@ def des_loc(
       fields have the period of the parameters, it is :func:`jaxcomm.synchronization.pr_sgd`.
 
     Raises:
-      ValueError: If a period is not a positive int; in `init`, if the state has no such field.
+      ValueError: As :func:`jaxcomm.synchronization.local_sgd` does; if a period is not a positive
+        int; or, in `init`, if the state has no such field.
 
     Example:
       >>> import optax
@@ -142,7 +153,8 @@ def des_loc(
     \epsilon`. With Adam's :math:`\epsilon = 10^{-8}` this made a small network diverge, and
     :math:`K_v = K_u` or :math:`10^{-4}` did not.
 
-    Differs from the paper: averages follow a step. Gradients are not clipped; `inner` may do it.
+    Differs from the paper: averages follow a step, where the paper's precede the next one, which is
+    the same. Gradients are not clipped: place a clip in `inner`.
     """
     return optax.chain(
         averaged_moments(inner, periods, axis_name),

@@ -22,12 +22,13 @@ from jaxcomm.synchronization._averaging_round import (
     displacement,
     first_anchor,
     initial_diagnostics,
+    mean_of_floats,
     no_steps,
     require_params,
     takes_part,
     updates_of,
 )
-from jaxcomm.synchronization._trees import chosen, narrow, wide
+from jaxcomm.synchronization._trees import chosen, wide
 
 Period: TypeAlias = Positive | Callable[[jax.Array], jax.Array | int]
 """The number of steps between exchanges; or a function of the number of steps so far, int32[]."""
@@ -169,14 +170,11 @@ def averaged_every(
             optimizer=() if inner is None else inner.init(params),
         )
 
-    def average_floats(optimizer: PyTree, averaged: Averaged, participates: jax.Array) -> PyTree:
-        """The mean over the counted workers; keeps the floats if no worker was counted."""
+    def average(optimizer: PyTree, averaged: Averaged, participates: jax.Array) -> PyTree:
         leaves, treedef = jax.tree.flatten(optimizer)
         floats = {i: x for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
-        means, _ = combine.update(wide(floats), optax.EmptyState(), weight=averaged.weight)
-        replace = participates & (averaged.total > 0)
-        kept = chosen(replace, narrow(means, floats), floats)
-        return jax.tree.unflatten(treedef, [kept.get(i, x) for i, x in enumerate(leaves)])
+        means, _ = mean_of_floats(combine, floats, averaged.weight, averaged.total, participates)
+        return jax.tree.unflatten(treedef, [means.get(i, x) for i, x in enumerate(leaves)])
 
     def exchange(
         state: LocalState, params: PyTree, updates: PyTree, how: How
@@ -193,7 +191,7 @@ def averaged_every(
         after, averaged = averaging_round(combine, outer, before, moved, how)
         optimizer = state.optimizer
         if inner is not None:
-            means = average_floats(optimizer, averaged, how.participates)
+            means = average(optimizer, averaged, how.participates)
             optimizer = chosen(after.succeeded, means, optimizer)
         return updates_of(after, params, updates, how.participates), state._replace(
             anchor=after.anchor,
