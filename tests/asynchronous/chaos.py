@@ -172,7 +172,7 @@ def longest_wait(chaos: Chaos, rows: list[Row]) -> tuple[float, float]:
             work += [took] if row.kind == "arrived" else []
             starts += [took] if row.kind == "joined" and last.kind == "left" else []
         before[row.worker] = row
-    return max(waits), PATIENCE * max(work) + 2 * max(starts) + 30
+    return max(waits, default=0.0), PATIENCE * max(work) + 2 * max(starts) + 30
 
 
 def run(name: str, seconds: float, seed: int, folder: Path) -> collections.Counter[str]:

@@ -128,7 +128,7 @@ def _lives(heard: Heard, deaths: Sequence[float]) -> dict[int, list[Life]]:
     parts = zip([0, *cuts], [*cuts, len(heard)], ends, strict=True)
     for begin, end, death in parts:
         # A row is heard soon after it has happened; some at once.
-        origin = min(seconds - row.seconds for seconds, row in heard[begin:end])
+        origin = min((seconds - row.seconds for seconds, row in heard[begin:end]), default=0.0)
         present: dict[int, Life] = {}
         for i in range(begin, end):
             row = heard[i][1]
@@ -179,13 +179,14 @@ def account(heard: Heard, folder: Path, period: int, deaths: Sequence[float]) ->
         assert all(order[0].seconds > life.death - UNHEARD for order in more[1:])
         assert life.end or not more
         calls[life.end] += sum(map(len, more))
+    none = np.zeros(EXAMPLES, int)  # A short run on a busy machine may end before any arrives.
     arrived = sorted(counts)
     used = [counts[i] for i in arrived if rows[i].outcome == "used"]
     return Ledger(
         examples=collections.Counter({f"examples {x}": calls[x] * BATCH for x in calls if x}),
-        applied=np.sum(used, axis=0),
-        dealt=np.sum([counts[i] for i in arrived], axis=0),
-        last=counts[arrived[-1]],
+        applied=np.sum([none, *used], axis=0),
+        dealt=np.sum([none, *counts.values()], axis=0),
+        last=counts[arrived[-1]] if arrived else none,
         kept=[*kept.values()],
         undone=sum(row.outcome == "used" for i, row in enumerate(rows) if i not in kept),
     )
