@@ -17,12 +17,15 @@ import jaxcomm
 from experiments.lab import inputs, worker
 from experiments.lab.methods import CONTROL, LabMethod, before, find
 from experiments.lab.models import LOSSES
-from experiments.lab.worker import LEARNING_RATE
+from experiments.lab.worker import LEARNING_RATE, MOMENTUM
 from experiments.sparse_methods import measure_densities, sparse_method
 from experiments.tasks.task import Task
 from jaxcomm import launch
 
-OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+OPTIMIZERS = {
+    "sgd": lambda learning_rate, momentum: optax.sgd(learning_rate),
+    "adam": lambda learning_rate, momentum: optax.adam(learning_rate, b1=momentum),
+}
 EXAMPLES = 32  # of the model `words`, per worker, as in the study `sparse`
 CALIBRATION = 20  # Batches that measure the densities of `words`.
 
@@ -65,7 +68,7 @@ class Program(NamedTuple):
       method: The method.
       mesh: The workers.
       step: The step.
-      build: `(learning_rate, seed) -> tx`.
+      build: `(learning_rate, seed, momentum) -> tx`.
       loss: `(params, rows) -> loss`, of one worker.
     """
 
@@ -86,13 +89,16 @@ class Program(NamedTuple):
 class Replica:
     """The parameters and the state of all workers, of which this one holds its part."""
 
-    def __init__(self, program: Program, weights: Any, learning_rate: float, seed: int):
+    def __init__(
+        self, program: Program, weights: Any, learning_rate: float, seed: int, momentum: float
+    ):
         self.program = program
         if program.method.own_parameters:
             self.params = jaxcomm.replicate(weights, program.mesh)
         else:
             self.params = program.place(PartitionSpec(), weights)
-        self.state = jaxcomm.init(program.build(learning_rate, seed), self.params, program.mesh)
+        tx = program.build(learning_rate, seed, momentum)
+        self.state = jaxcomm.init(tx, self.params, program.mesh)
         jax.block_until_ready((self.params, self.state))
 
     def step(self, batch: Any) -> float:
@@ -103,8 +109,10 @@ class Replica:
         return float(np.mean(metrics["loss"].addressable_data(0)))
 
     def loss(self, rows: Any) -> float:
-        """The loss of rows, with the parameters that all workers have."""
-        params = jax.tree.map(lambda x: x.addressable_data(0), self.params)
+        """The loss of rows, with the parameters that all workers have, or with their mean."""
+        is_own = self.program.method.own_parameters
+        shared = jaxcomm.consensus(self.params) if is_own else self.params
+        params = jax.tree.map(lambda x: x.addressable_data(0), shared)
         return float(self.program.loss(params, rows))
 
 
@@ -130,19 +138,23 @@ class Worker(worker.BaseWorker):
             shape, names = (2, self.workers // 2), ("cluster", "data")
         mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(names))
 
-        def build(learning_rate, seed):
-            rated = optax.inject_hyperparams(self._optimizer)(learning_rate=learning_rate)
+        def build(learning_rate, seed, momentum):
+            rates = {"learning_rate": learning_rate, "momentum": momentum}
+            rated = optax.inject_hyperparams(self._optimizer)(**rates)
             return self._find(name, seed).build(self.workers, rated)
 
         metrics = "own" if method.own_parameters else "mean"
-        step = jaxcomm.make_step(self._loss, build(1.0, 0), mesh, axis_name=names, metrics=metrics)
+        tx = build(1.0, 0, MOMENTUM)
+        step = jaxcomm.make_step(self._loss, tx, mesh, axis_name=names, metrics=metrics)
         return Program(method, mesh, step, build, jax.jit(self._loss))
 
-    def replica(self, method: str, learning_rate: float, seed: int) -> Replica:
+    def replica(
+        self, method: str, learning_rate: float, seed: int, momentum: float = MOMENTUM
+    ) -> Replica:
         """The first parameters, placed on the mesh, and the first state; frees the last ones."""
         self._last.clear()
         weights = self.inputs.first_weights(seed)
-        return Replica(self._program(method), weights, learning_rate, seed)
+        return Replica(self._program(method), weights, learning_rate, seed, momentum)
 
     def measured(self, method: str) -> Replica:
         """Training continues if the last measurement was of the same method, or starts again."""

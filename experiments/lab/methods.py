@@ -8,11 +8,14 @@ import optax
 from jax import lax
 
 import jaxcomm
-from experiments.methods import METHODS, parse_method
+from experiments.lab.peers import START
+from experiments.methods import BLOCK_SIZE, METHODS, parse_method
 from jaxcomm import catalogue
+from jaxcomm.compression import blockwise
+from jaxcomm.compression.quantizers import dither
 
 CONTROL, PLAIN = "no_communication", "plain_jax_psum"
-PERIOD = 8  # of local steps
+PERIODS = (2, 4, 8, 16)  # of local steps
 
 
 class LabMethod(NamedTuple):
@@ -25,6 +28,7 @@ class LabMethod(NamedTuple):
       share: The part of the steps that send the bytes of `jaxcomm.wire.account`, which counts the
         heaviest step; None if it is random or depends on the state.
       clusters: Whether the mesh has the axes `cluster` and `data` instead of `data` only.
+      exact_steps: The number of first steps that send what `mean` does.
     """
 
     build: Callable
@@ -32,6 +36,7 @@ class LabMethod(NamedTuple):
     period: int = 1
     share: float | None = 1.0
     clusters: bool = False
+    exact_steps: int = 0
 
 
 def before(aggregator: Callable) -> LabMethod:
@@ -51,11 +56,11 @@ def _clusters(between: Callable) -> LabMethod:
     return before(aggregator)._replace(clusters=True)
 
 
-def _started(rank: int) -> LabMethod:
-    """PowerSGD with two exact steps first, as PyTorch's hook has at least."""
+def _started(rank: int, **options: Any) -> LabMethod:
+    """PowerSGD with exact steps first."""
     return before(
-        lambda: jaxcomm.warmup([jaxcomm.mean(), jaxcomm.power_sgd(rank=rank)], every=2)
-    )._replace(share=None)
+        lambda: jaxcomm.warmup([jaxcomm.mean(), jaxcomm.power_sgd(rank=rank, **options)], START)
+    )._replace(share=None, exact_steps=START)
 
 
 def _gossip(name: str) -> LabMethod:
@@ -66,14 +71,27 @@ def _gossip(name: str) -> LabMethod:
     return LabMethod(build, own_parameters=True)
 
 
-def _local(name: str) -> LabMethod:
-    build = catalogue.METHODS[name].build
-    return LabMethod(
-        lambda workers, optimizer: build(catalogue.LARGE, optimizer, PERIOD),
-        own_parameters=True,
-        period=PERIOD,
-        share=1 / PERIOD,
-    )
+def _local(name: str, period: int, aggregator: Callable = jaxcomm.mean) -> LabMethod:
+    def build(workers, optimizer):
+        options = {"aggregator": aggregator()} if aggregator is not jaxcomm.mean else {}
+        return catalogue.METHODS[name].build(catalogue.LARGE, optimizer, period, **options)
+
+    return LabMethod(build, own_parameters=True, period=period, share=1 / period)
+
+
+def _two_stage() -> Any:
+    return jaxcomm.two_stage_mean(blockwise(dither(bits=4), BLOCK_SIZE))
+
+
+LOCAL = {
+    "local_sgd": ("local_sgd", jaxcomm.mean),
+    "local_sgd_8_bits": ("local_sgd", lambda: jaxcomm.global_qsgd(bits=8)),
+    "local_sgd_4_bits": ("local_sgd", _two_stage),
+    "pr_sgd": ("pr_sgd", jaxcomm.mean),
+    "diloco": ("diloco", jaxcomm.mean),
+    "diloco_4_bits": ("diloco", _two_stage),
+    "streaming_diloco_4_bits": ("streaming_diloco_4_bits", jaxcomm.mean),
+}
 
 
 OWN = {
@@ -83,9 +101,18 @@ OWN = {
     "hierarchical_sliced": _clusters(
         lambda: jaxcomm.sliced(jaxcomm.global_qsgd("cluster"), axis_name="data")
     ),
-    **{f"power_sgd_rank_{rank}_start_2": _started(rank) for rank in (1, 2, 4)},
+    **{f"power_sgd_rank_{rank}_start_2": _started(rank) for rank in (1, 2, 4, 8, 16, 32)},
+    **{
+        f"power_sgd_rank_{rank}_16_bits_start_2": _started(rank, factor_codec=dither(bits=16))
+        for rank in (4, 8, 16, 32)
+    },
+    "delayed": before(lambda: jaxcomm.delayed(jaxcomm.mean())),
     **{name: _gossip(name) for name in ("dpsgd", "choco_sgd", "deep_squeeze", "d2")},
-    **{f"{name}_{PERIOD}": _local(name) for name in ("local_sgd", "diloco")},
+    **{
+        f"{label}_{period}": _local(name, period, aggregator)
+        for label, (name, aggregator) in LOCAL.items()
+        for period in PERIODS
+    },
 }
 
 LABELS = (*OWN, *METHODS)

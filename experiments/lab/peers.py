@@ -7,29 +7,33 @@ from typing import NamedTuple
 from experiments.errors import ExperimentError
 
 TORCH = "2.13.0"  # As in the extra `peers`.
+START = 2  # The least `start_powerSGD_iter` under error feedback: DDP rebuilds its buckets first.
 
 
 class Peer(NamedTuple):
     """How `DistributedDataParallel` is set up; everything else has its default.
 
     Attributes:
-      is_fp16: Whether `fp16_compress_hook` is registered.
-      rank: The rank of `powerSGD_hook`; None: the hook is not registered.
+      hook: Which of the hooks `fp16_compress`, `bf16_compress`, `powerSGD` and `batched_powerSGD`
+        is registered; none by default.
+      rank: The rank of the last two.
       keeps_memory: Whether the allocator keeps freed memory, as it does under `jaxcomm.launch`. The
         launcher of PyTorch does not change it.
       is_one_bucket: Whether all gradients are in one bucket, which is sent after the backward pass.
     """
 
-    is_fp16: bool = False
-    rank: int | None = None
+    hook: str = ""
+    rank: int = 1
     keeps_memory: bool = False
     is_one_bucket: bool = False
 
 
 AS_SHIPPED = {
     "ddp": Peer(),
-    "ddp_fp16": Peer(is_fp16=True),
-    **{f"ddp_power_sgd_{rank}": Peer(rank=rank) for rank in (1, 2, 4)},
+    "ddp_fp16": Peer("fp16_compress"),
+    "ddp_bf16": Peer("bf16_compress"),
+    **{f"ddp_power_sgd_{rank}": Peer("powerSGD", rank) for rank in (1, 2, 4, 8, 16)},
+    "ddp_batched_power_sgd_4": Peer("batched_powerSGD", 4),
 }
 KEPT, ONE_BUCKET = "_kept_memory", "_one_bucket"
 PEERS = (
@@ -37,7 +41,7 @@ PEERS = (
     | {f"{name}{KEPT}": peer._replace(keeps_memory=True) for name, peer in AS_SHIPPED.items()}
     | {
         f"{name}{ONE_BUCKET}": AS_SHIPPED[name]._replace(is_one_bucket=True)
-        for name in ("ddp", "ddp_fp16")
+        for name in ("ddp", "ddp_fp16", "ddp_bf16")
     }
 )
 

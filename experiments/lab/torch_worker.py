@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experiments.lab import inputs, worker
 from experiments.lab.inputs import BLOCKS, HEADS, LAYERS, WIDTH, Weights
-from experiments.lab.peers import PEERS
-from experiments.lab.worker import LEARNING_RATE
+from experiments.lab.peers import PEERS, START
+from experiments.lab.worker import LEARNING_RATE, MOMENTUM
 
-START = 2  # The least `start_powerSGD_iter` under error feedback: DDP rebuilds its buckets first.
 WARM_UP = START + 2
 ONE_BUCKET = 1000  # MB. With the default buckets, `powerSGD_hook` aborts on Gloo.
 
@@ -60,7 +59,10 @@ def _norm(params: Params, name: str, x: Tensor) -> Tensor:
 
 LOSSES = {"mlp": mlp_loss, "transformer": transformer_loss}
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # The defaults are those of optax.
+OPTIMIZERS = {  # The other defaults are those of optax.
+    "sgd": lambda params, rate, momentum: torch.optim.SGD(params, rate),
+    "adam": lambda params, rate, momentum: torch.optim.Adam(params, rate, (momentum, 0.999)),
+}
 
 
 class Network(nn.Module):
@@ -80,20 +82,28 @@ class Network(nn.Module):
 class Replica:
     """A network under DDP, with its optimizer and the number of its steps."""
 
-    def __init__(self, method: str, network: Network, optimizer: str, learning_rate: float) -> None:
+    def __init__(
+        self,
+        method: str,
+        network: Network,
+        optimizer: str,
+        learning_rate: float,
+        momentum: float = MOMENTUM,
+    ) -> None:
         peer = PEERS[method]
         self.network, self.steps = network, 0
-        bucket = ONE_BUCKET if peer.is_one_bucket or peer.rank is not None else None
+        has_factors = "powerSGD" in peer.hook
+        bucket = ONE_BUCKET if peer.is_one_bucket or has_factors else None
         # Without init_sync, which sends the weights: they are the same on all workers.
         self._ddp = DistributedDataParallel(network, bucket_cap_mb=bucket, init_sync=False)
-        if peer.is_fp16:
-            self._ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        if peer.rank is not None:
+        if has_factors:
             state = powerSGD_hook.PowerSGDState(
                 None, matrix_approximation_rank=peer.rank, start_powerSGD_iter=START
             )
-            self._ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        self._optimizer = OPTIMIZERS[optimizer](network.parameters(), lr=learning_rate)
+            self._ddp.register_comm_hook(state, getattr(powerSGD_hook, f"{peer.hook}_hook"))
+        elif peer.hook:
+            self._ddp.register_comm_hook(None, getattr(default_hooks, f"{peer.hook}_hook"))
+        self._optimizer = OPTIMIZERS[optimizer](network.parameters(), learning_rate, momentum)
 
     def step(self, batch: Tensor) -> float:
         """One step of the optimizer. Returns this worker's loss before it."""
@@ -127,10 +137,12 @@ class Worker(worker.BaseWorker):
         distributed.init_process_group("gloo")
         self.rank, self.workers = distributed.get_rank(), distributed.get_world_size()
 
-    def replica(self, method: str, learning_rate: float, seed: int) -> Replica:
+    def replica(
+        self, method: str, learning_rate: float, seed: int, momentum: float = MOMENTUM
+    ) -> Replica:
         """A new network under DDP."""
         network = Network(self._model, self.inputs.first_weights(seed))
-        return Replica(method, network, self._optimizer, learning_rate)
+        return Replica(method, network, self._optimizer, learning_rate, momentum)
 
     def measured(self, method: str) -> Replica:
         """The prepared replica, which continues.

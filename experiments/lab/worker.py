@@ -20,6 +20,7 @@ from typing import Any
 Answer = dict[str, Any]  # Of a worker to a command, by name.
 
 LEARNING_RATE = 1e-3  # Of steps that are timed.
+MOMENTUM = 0.9  # The decay of Adam's first moment.
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
@@ -52,7 +53,8 @@ class BaseWorker:
     Attributes:
       inputs: What training starts from and reads.
       rank: The number of this worker, of `workers`.
-      replica: `(method, learning_rate, seed)` -> a replica at the first weights of the seed.
+      replica: `(method, learning_rate, seed, momentum)` -> a replica at the first weights of the
+        seed; the last by default `MOMENTUM`.
       measured: `method` -> the replica whose steps are timed.
       batch: `(replica, seed, number)` -> a batch of this worker.
       batches: `(replica, count)` -> batches of steps that are timed.
@@ -75,17 +77,20 @@ class BaseWorker:
         seed: int,
         evaluate_every: int,
         split: str = "held_out",
+        until: float = -math.inf,
+        momentum: float = MOMENTUM,
     ) -> Answer:
         """Trains; evaluates before the first step, then every `evaluate_every`, and at the end.
 
-        Training ends early if an evaluated loss is not finite. Each worker evaluates its share of
-        the rows `split`: `held_out` or `validation`.
+        Training ends early if an evaluated loss is at most `until`, or is not finite. Each worker
+        evaluates its share of the rows `split`: `held_out` or `validation`.
 
         Returns:
           `losses` per step, and per evaluation `steps`, `evaluated` and `seconds`: the time of all
           steps before it, without that of evaluations.
         """
-        replica, rows = self.replica(method, learning_rate, seed), getattr(self.inputs, split)
+        replica = self.replica(method, learning_rate, seed, momentum)
+        rows = getattr(self.inputs, split)
         own, seconds = rows[self.rank :: self.workers], 0.0
         curve = {name: [] for name in ("steps", "evaluated", "seconds", "losses")}
         for number in range(steps + 1):
@@ -93,7 +98,7 @@ class BaseWorker:
                 loss = self.total(replica.loss(own) * len(own)) / len(rows)
                 for name, value in (("steps", number), ("evaluated", loss), ("seconds", seconds)):
                     curve[name].append(value)
-                if not math.isfinite(loss):
+                if not until < loss < math.inf:
                     break
             if number < steps:
                 began = time.perf_counter()

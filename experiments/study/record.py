@@ -266,7 +266,8 @@ def new_record(config: Any, study: str) -> Record:
 def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
     """The config and the record of `config.resume`, which continues where it stopped.
 
-    It is an error if it is not a record of this study, or an option or the claims differ.
+    An option of several values may gain some. It is an error if it is not a record of this study,
+    or another option or the claims differ.
     """
     folder = Path(config.resume)
     if read_settings(folder).get("study") != study:
@@ -274,7 +275,11 @@ def resumed_record(config: Any, study: str, claims: str) -> tuple[Any, Record]:
     recorded = read_config(type(config), folder)
     for field in dataclasses.fields(config):
         value, before = getattr(config, field.name), getattr(recorded, field.name)
-        if field.name not in OF_THE_MACHINE and value not in (field.default, before):
+        if field.name in OF_THE_MACHINE or value in (field.default, before):
+            continue
+        if isinstance(value, tuple) and {*before} < {*value}:
+            recorded = dataclasses.replace(recorded, **{field.name: value})
+        else:
             option = field.name.replace("_", "-")
             message = (
                 f"--{option} is {before} in {folder}, got {value}. Omit it or begin a new record."

@@ -71,6 +71,7 @@ class Study:
       shares: The keys that `train` depends on; all by default.
       grid: `(config, setting) -> grid` of parameters that are tuned; None without tuning.
       budget: `config -> points` that the tuning of every setting tries; with a grid only.
+      tuned_by: The column of a trial that is least for the best parameters.
       inputs: `(config, rows, setting, seed) -> parameters` of a run that depend on earlier rows,
         such as measured times.
       interleaved: Whether every setting is trained with a seed before the next seed, so that
@@ -92,6 +93,7 @@ class Study:
     shares: tuple[str, ...] | None = None
     grid: Callable[[Any, Setting], Grid | None] = lambda config, setting: None
     budget: Callable[[Any], int] = lambda config: 1
+    tuned_by: str = "validation_loss"
     inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
     facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
@@ -144,7 +146,7 @@ def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = 
         return rows[-1]
 
     def trial_of(setting: Setting) -> Callable[[Mapping], float]:
-        return lambda point: train("trial", setting, max(seeds) + 1, point)["validation_loss"]
+        return lambda point: train("trial", setting, max(seeds) + 1, point)[study.tuned_by]
 
     if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
         facts = [make_row("fact", {}, values) for values in study.facts(config)]
