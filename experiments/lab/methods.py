@@ -103,7 +103,9 @@ OWN = {
     ),
     **{f"power_sgd_rank_{rank}_start_2": _started(rank) for rank in (1, 2, 4, 8, 16, 32)},
     **{
-        f"power_sgd_rank_{rank}_16_bits_start_2": _started(rank, factor_codec=dither(bits=16))
+        f"power_sgd_rank_{rank}_16_bits_start_2": _started(
+            rank, alternate=True, factor_codec=dither(bits=16)
+        )
         for rank in (4, 8, 16, 32)
     },
     "delayed": before(lambda: jaxcomm.delayed(jaxcomm.mean())),

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 from experiments.errors import ExperimentError
-from experiments.lab.methods import LABELS, find
+from experiments.lab.methods import LABELS, OWN, find
 from experiments.lab.network import bits_per_second
 from experiments.lab.peers import PEERS, TORCH
 from experiments.lab.processes import milliseconds_of
@@ -235,3 +236,8 @@ def test_a_whole_run_leaves_no_process(stop: signal.Signals | None, tmp_path: Pa
         (folder,) = (tmp_path / "records").iterdir()
         assert "Outcome: holds in 2 of 2 settings" in (folder / "README.md").read_text()
         assert "| total |" in (tmp_path / "traces" / "mean_1gbit.md").read_text()
+
+
+@pytest.mark.parametrize("label", OWN)
+def test_methods_of_the_lab_are_built(label: str) -> None:
+    find(label).build(4, optax.sgd(0.1))
