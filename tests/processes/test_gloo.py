@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from tests.processes.running import finish, free_address, start
@@ -30,7 +29,8 @@ def _fully_sharded() -> Any:
 
 def _server() -> Any:
     mesh = jax.make_mesh((WORKERS,), ("data",), devices=jax.devices()[:WORKERS])
-    tx, params = jaxcomm.sharded_server(optax.adam(0.1)), {"w": jnp.ones((WIDTH, WIDTH))}
+    tx = jaxcomm.sharded_server(optax.sgd(0.1, momentum=0.9))
+    params = {"w": jnp.ones((WIDTH, WIDTH))}
     step = jaxcomm.make_step(lambda p, x: jnp.mean((x @ p["w"]) ** 2), tx, mesh)
     return step, (params, jaxcomm.init(tx, params, mesh), jnp.ones((4 * WORKERS, WIDTH)))
 
