@@ -170,7 +170,7 @@ class Lab:
         """
         self._config = config
         self._arguments = {"model": model, "optimizer": optimizer}
-        self.network = Network(config.workers, 2 * getattr(config, "latency", 0.0))
+        self.network = Network(config.workers, 2 * (getattr(config, "latency", None) or 0.0))
         self._groups = {}
         self.prepare = functools.cache(self._prepare)
         self._last_control = (-math.inf, math.nan)  # When it ended, and its milliseconds.

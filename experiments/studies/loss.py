@@ -87,7 +87,7 @@ TRAINING_SECONDS = 3600  # The time limit of a training.
 TIME = "seconds_to_target"
 TIMED_STEPS = 8  # At most, of a measurement.
 SLOW = 200e6  # Bits per second.
-# What `jaxcomm.advise` is told of two cores with four processes.
+# What `jaxcomm.advise` takes two cores with four processes for.
 MEMORY_BITS = 4e9
 CORE = jaxcomm.perf.Device(4e9, "half a core", "an assumption")
 
@@ -114,7 +114,7 @@ class LossConfig(Options):
     """methods instead of the default ones; ddp or mean is among them"""
     bandwidth: tuple[str, ...] = ("1gbit", "500mbit", "200mbit", "100mbit", "50mbit", "20mbit")
     """bandwidths of each worker's link"""
-    latency: float = 0.0
+    latency: float | None = None
     """milliseconds that a message takes to another worker, on every link"""
     confirm: tuple[str, ...] = ("power_sgd_rank_4_start_2", "ddp_fp16")
     """methods that also train over the slowest link, up to the target"""
@@ -201,7 +201,7 @@ def facts(config: LossConfig) -> Iterator[Mapping[str, Any]]:
     params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in TRANSFORMER.items()}
     for rate in (UNSHAPED, *config.bandwidth):
         bits = min(bits_per_second(rate), MEMORY_BITS)
-        latency = config.latency / 1e3 or jaxcomm.perf.Link(1.0).latency
+        latency = config.latency / 1e3 if config.latency else jaxcomm.perf.Link(1.0).latency
         advice = jaxcomm.advise(
             params,
             config.workers,
@@ -516,8 +516,9 @@ def prose(results: Results) -> list[str]:
         "that `jaxcomm.advise` named before the first run, by the time of the control: "
         f"{'; '.join(f'{link}: `{name}`' for link, name in advised.items()) or 'none'}. "
         + describe_measurements(config, TIMED_STEPS, measured),
-        *[f"A message takes {config.latency:g} ms to another worker, on every link."]
-        * bool(config.latency),
+        f"A message takes {config.latency:g} ms to another worker, on every link."
+        if config.latency
+        else "Links have no latency but that of the machine.",
         "Trainings over a shaped link, with wall-clock time: "
         f"{'; '.join(confirmations) or 'none'}.",
         readme.CLAIMS,
