@@ -142,6 +142,8 @@ def methods() -> Iterator[dict[str, Any]]:
         yield {
             "line": method.code,
             "started": method.paste,
+            "period": method.period,
+            "aggregator": method.aggregator,
             "steps": method.steps,
             "risk": method.risk,
             "overlaps": method.overlaps,

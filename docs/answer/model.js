@@ -19,19 +19,24 @@ function costModel(numbers) {
     const amount = (name) => amounts[name].reduce((total, each, i) => total + each * features[i], 0);
     const bytes = others * amount("bytes"), messages = others * amounts.messages;
     const state = amount("state"), payload = amount("payload");
-    const network = messages * link.latency + bytes / link.bytesPerSecond;
+    // Of local steps, the average step; they also keep the parameters of the last exchange, in 32 bits. An exchange
+    // overlaps with nothing.
+    const share = 1 / method.period, kept = method.period > 1 ? 4 * count : 0;
+    const network = share * (messages * link.latency + bytes / link.bytesPerSecond);
     const gradients = numbers.itemsizes[dtype] * count;
     // Gradients and payloads are once read and once written; the state belongs to encoding.
     const rate = payload < (1 - 1e-6) * gradients ? numbers.efficiency * memory : Infinity;
-    const encode = (gradients + 2 * state + payload) / rate, decode = (gradients + payload + bytes) / rate;
+    const encode = share * (gradients + 2 * state + payload) / rate;
+    const decode = share * (gradients + payload + bytes) / rate;
     // What is sent when the backward pass is over: the last bucket.
     const last = Math.min(1, numbers.last_bucket_bytes / gradients), backward = numbers.backward * step;
     const seconds = step + encode + decode + network;
     const hidden = Math.max(backward, (1 - last) * network);
-    const overlapped = step - backward + hidden + last * network + encode + decode;
+    const beside = step - backward + hidden + last * network + encode + decode;
+    const overlapped = method.period > 1 ? seconds : beside;
     const own = method.overlaps ? overlapped : seconds;
     return {
-      ...method, bytes, messages, state, network, encode, decode, seconds, overlapped, last, backward, step, own,
+      ...method, bytes: share * bytes, messages, state: state + kept, network, encode, decode, seconds, overlapped, last, backward, step, own,
       cost: method.steps === null ? Infinity : own * method.steps,
     };
   }

@@ -46,8 +46,10 @@
   // The line to paste: in `shard_local` if another axis shards the parameters.
   function lineOf(row, sharded) {
     const plain = row.steps === 1; // Its all-reduce of a leaf leaves shards in place.
-    const tx = sharded && !plain ? `jaxcomm.shard_local(${row.started}, param_specs)` : row.started;
-    return `tx = optax.chain(${tx}, optimizer)`;
+    const ofShard = (code) => (sharded && !plain ? `jaxcomm.shard_local(${code}, param_specs)` : code);
+    if (row.period === 1) return `tx = optax.chain(${ofShard(row.started)}, optimizer)`;
+    const local = row.started.replace(row.aggregator, () => ofShard(row.aggregator));
+    return `tx = optax.chain(jaxcomm.per_worker(optimizer), ${local})`;
   }
 
   function verdictOf({ recommended, exact, compress }) {

@@ -119,6 +119,25 @@ OWN = {
 
 LABELS = (*OWN, *METHODS)
 
+CODES = {
+    "mean": 'jaxcomm.mean("data")',
+    "mean_bfloat16": 'jaxcomm.mean("data", wire_dtype="bfloat16")',
+    "global_qsgd:8": 'jaxcomm.global_qsgd("data")',
+    "two_stage:4": (
+        "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
+        'jaxcomm.quantizers.dither(bits=4), 256), axis_name="data")'
+    ),
+    "local_sgd_4_bits_8": (
+        'jaxcomm.synchronization.local_sgd(8, axis_name="data", aggregator=jaxcomm.two_stage_mean('
+        'jaxcomm.compression.blockwise(jaxcomm.quantizers.dither(bits=4), 256), axis_name="data"))'
+    ),
+    "ef_top_1_percent": 'jaxcomm.top_k_sgd("data", ratio=0.01)',
+    "ef_sign_sgd": 'jaxcomm.ef_sign_sgd("data")',
+    "power_sgd_rank_4": 'jaxcomm.power_sgd("data", rank=4)',
+    "power_sgd_rank_1": 'jaxcomm.power_sgd("data", rank=1)',
+}
+"""The methods that `jaxcomm.advise` compares, and their code there."""
+
 
 def find(label: str, seed: int = 0) -> LabMethod:
     """The method of a label, such as `power_sgd_rank_1`, `global_qsgd:8` or `dpsgd`.

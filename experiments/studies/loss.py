@@ -11,7 +11,7 @@ import jax
 import jaxcomm
 from experiments.errors import ExperimentError
 from experiments.lab.inputs import TRANSFORMER
-from experiments.lab.methods import LABELS, find
+from experiments.lab.methods import CODES, LABELS, find
 from experiments.lab.network import UNSHAPED, Link, bits_per_second, isolate
 from experiments.lab.peers import (
     AS_SHIPPED,
@@ -67,19 +67,10 @@ METHODS = (
 )
 LIMIT, ADVISED = "limit", "advised"
 OF_ADVICE = {
-    'jaxcomm.mean("data")': "mean",
-    'jaxcomm.mean("data", wire_dtype="bfloat16")': "mean_bfloat16",
-    'jaxcomm.global_qsgd("data")': "global_qsgd:8",
-    "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise(jaxcomm.quantizers.dither(bits=4), 256), "
-    'axis_name="data")': "two_stage:4",
-    'jaxcomm.top_k_sgd("data", ratio=0.01)': "ef_top_1_percent",
-    'jaxcomm.ef_sign_sgd("data")': "ef_sign_sgd",
-    **{
-        f'jaxcomm.power_sgd("data", rank={rank})': f"power_sgd_rank_{rank}_start_2"
-        for rank in (1, 4)
-    },
+    code: f"{label}_start_{START}" if f"{label}_start_{START}" in LABELS else label
+    for label, code in CODES.items()
 }
-"""The methods that `jaxcomm.advise` may name, by their code."""
+"""The methods that `jaxcomm.advise` may name, by their code; begun as its line to paste is."""
 
 EQUAL = ("mean_bfloat16", "ddp", "ddp_fp16", "ddp_bf16")  # They have the arithmetic of `mean`.
 DENSE = ("ddp", "ddp_fp16", "ddp_bf16")

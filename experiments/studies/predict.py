@@ -11,7 +11,7 @@ import tyro
 import jaxcomm
 from experiments.errors import ExperimentError
 from experiments.lab import inputs
-from experiments.lab.methods import CONTROL, LABELS, PLAIN, find
+from experiments.lab.methods import CODES, CONTROL, LABELS, PLAIN, find
 from experiments.lab.models import LOSSES
 from experiments.lab.network import UNSHAPED, bits_per_second
 from experiments.lab.peers import PEERS
@@ -23,20 +23,6 @@ from jaxcomm.perf._predict import overlapped_seconds
 
 GOODPUT = 1448 / 1514
 """Of the nominal rate: the payload of a TCP segment in an Ethernet frame of 1500 bytes."""
-
-CODES = {
-    "mean": 'jaxcomm.mean("data")',
-    "mean_bfloat16": 'jaxcomm.mean("data", wire_dtype="bfloat16")',
-    "global_qsgd:8": 'jaxcomm.global_qsgd("data")',
-    "two_stage:4": (
-        "jaxcomm.two_stage_mean(jaxcomm.compression.blockwise("
-        'jaxcomm.quantizers.dither(bits=4), 256), axis_name="data")'
-    ),
-    "ef_top_1_percent": 'jaxcomm.top_k_sgd("data", ratio=0.01)',
-    "power_sgd_rank_4": 'jaxcomm.power_sgd("data", rank=4)',
-    "power_sgd_rank_1": 'jaxcomm.power_sgd("data", rank=1)',
-}
-"""The methods of the lab that `jaxcomm.advise` compares, and their code there."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Advice:
     @property
     def line(self) -> str:
         """The line of code to paste."""
-        return f"tx = optax.chain({self.recommended.paste}, optimizer)"
+        return self.recommended.line
 
     @property
     def verdict(self) -> str:
@@ -148,7 +148,7 @@ def advise(
 ) -> Advice:
     r"""Recommends a method, or not to compress, from predicted times.
 
-    Eight methods are predicted with :func:`jaxcomm.perf.predict`. They are ranked by the seconds of
+    Nine methods are predicted with :func:`jaxcomm.perf.predict`. They are ranked by the seconds of
     a step, times a factor on the number of steps that the table states: what our records measured
     for a model of their own, or else an assumption. The exact mean and that in 16 bits are ranked
     by their time with overlap, all others by the sum of their parts. This favors not to compress.
@@ -243,6 +243,8 @@ def advise(
                 raise
             omitted.append(f"Omitted: {method.code}: {error}")
         else:
+            if method.period > 1:
+                prediction = prediction.of_local_steps(method.period, coordinates)
             rows.append(Row(**vars(method), prediction=prediction))
     field = choose_field(DEFAULT_LEVELS, None, count)
     codec = f"a quarter of the memory bandwidth of {memory.name} ({memory.source}), which "

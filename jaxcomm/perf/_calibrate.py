@@ -184,7 +184,7 @@ def calibrate(
 
     Args:
       mesh: The mesh that trains. Axes of one device send nothing and have no link.
-      methods: Transformations by name, without an optimizer. By default the eight methods that
+      methods: Transformations by name, without an optimizer. By default the nine methods that
         `jaxcomm.advise` compares; their names are their code. An empty dict measures links only.
       axis_name: The axis that the methods name. The methods that are measured by default name it.
       repeats: The times that each is measured; the median counts.

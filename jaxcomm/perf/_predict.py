@@ -64,6 +64,20 @@ class Prediction:
         """The seconds of the step without overlap: the sum of the parts."""
         return self.compute_seconds + self.codec_seconds + self.network_seconds
 
+    def of_local_steps(self, period: int, coordinates: int) -> "Prediction":
+        """The average step, if this is one in `period` that exchanges displacements.
+
+        An exchange overlaps with nothing, and workers keep the parameters of the last one.
+        """
+        own = dataclasses.replace(
+            self,
+            codec_seconds=self.codec_seconds / period,
+            network_seconds=self.network_seconds / period,
+            bytes_per_worker=self.bytes_per_worker / period,
+            state_bytes=self.state_bytes + 4 * coordinates,
+        )
+        return dataclasses.replace(own, overlapped=own.seconds)
+
     def __str__(self) -> str:
         return (
             f"{1e3 * self.seconds:,.1f} ms per step = {1e3 * self.compute_seconds:,.1f} compute + "

@@ -125,7 +125,7 @@ def test_the_page_shows_what_the_command_prints(page: Page, file: pathlib.Path) 
     assert page.texts("#line") == [expected.line]
     assert page.texts("#levels") == [expected.assumptions[2]]
     cells = shown(page)
-    assert len(cells) == len(expected.rows) == 8
+    assert len(cells) == len(expected.rows) == 9
     for row, (method, *numbers, _) in zip(expected.rows, cells, strict=True):
         assert method.removesuffix(" recommended") == row.code
         by = row.prediction
@@ -238,7 +238,7 @@ def test_the_picture_is_to_scale_and_has_a_text(page: Page, file: pathlib.Path) 
         end = max(x + width for _, x, width in boxes)
         own = (beside if overlaps else plain)[n]
         assert math.isclose(end, 1000 * own / scale, abs_tol=3)
-    assert len(pictures) == len(rows) == 8
+    assert len(pictures) == len(rows) == 9
 
 
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, NARROW)])
