@@ -59,7 +59,7 @@ METHODS = (
     *(f"power_sgd_rank_{rank}_16_bits_start_2" for rank in (8, 16, 32)),
     *("ef_top_1_percent", "deep_gradient_compression", "demo", "dion"),
     *(f"local_sgd_{period}" for period in (2, 4, 8, 16)),
-    *(f"local_sgd_8_bits_{period}" for period in (2, 4, 8)),
+    *(f"local_sgd_{bits}_bits_{period}" for bits in (8, 4) for period in (4, 8, 16)),
     *(f"diloco_4_bits_{period}" for period in (4, 8, 16)),
     "streaming_diloco_4_bits_8",
     *AS_SHIPPED,
@@ -102,12 +102,12 @@ class LossConfig(Options):
     """
 
     methods: tuple[str, ...] = ()
-    """methods instead of the default ones; ddp or mean is among them"""
+    """methods instead of the default ones; mean is among them"""
     bandwidth: tuple[str, ...] = ("1gbit", "500mbit", "200mbit", "100mbit", "50mbit", "20mbit")
     """bandwidths of each worker's link"""
     latency: float | None = None
     """milliseconds that a message takes to another worker, on every link"""
-    confirm: tuple[str, ...] = ("power_sgd_rank_4_start_2", "ddp_fp16")
+    confirm: tuple[str, ...] = ("local_sgd_4_bits_8", "ddp_power_sgd_8")
     """methods that also train over the slowest link, up to the target"""
     workers: int = 4
     """number of workers, each a process"""
@@ -186,25 +186,24 @@ def lab_of(config: LossConfig) -> Lab:
     return Lab(config, "transformer", "adam")
 
 
-def facts(config: LossConfig) -> Iterator[Mapping[str, Any]]:
-    """What `jaxcomm.advise` names for each link before the first run, by the measured control."""
-    seconds = lab_of(config).control() / 1e3
+def facts(config: LossConfig, known: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
+    """What `jaxcomm.advise` names for each link before its first run, by the measured control."""
+    milliseconds = known[0]["control"] if known else lab_of(config).control()
     params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in TRANSFORMER.items()}
-    for rate in (UNSHAPED, *config.bandwidth):
+    for rate in dict.fromkeys((UNSHAPED, *config.bandwidth)):
+        if any(row["link"] == rate for row in known):
+            continue
         bits = min(bits_per_second(rate), MEMORY_BITS)
         latency = config.latency / 1e3 if config.latency else jaxcomm.perf.Link(1.0).latency
         advice = jaxcomm.advise(
             params,
             config.workers,
             link=jaxcomm.perf.Link(bits / 8, latency),
-            step_seconds=seconds,
+            step_seconds=milliseconds / 1e3,
             device=CORE,
         )
-        yield {
-            "link": rate,
-            "advised": OF_ADVICE[advice.recommended.code],
-            "control": 1e3 * seconds,
-        }
+        label = OF_ADVICE[advice.recommended.code]
+        yield {"link": rate, "advised": label, "control": milliseconds}
 
 
 def steps_to(curve: Mapping[str, Any], target: float) -> float:
@@ -504,7 +503,7 @@ def prose(results: Results) -> list[str]:
         "Seconds are steps times the step time on the link, paired: each seed has a round in which "
         "all methods are measured in turn. Exact first steps take the time of `mean`, or of `ddp`. "
         f"`{LIMIT}` has the steps of `mean` and the time of the control. `{ADVISED}` is the method "
-        "that `jaxcomm.advise` named before the first run, by the time of the control: "
+        "that `jaxcomm.advise` named before the first run on a link, by the time of the control: "
         f"{'; '.join(f'{link}: `{name}`' for link, name in advised.items()) or 'none'}. "
         + describe_measurements(config, TIMED_STEPS, measured),
         f"A message takes {config.latency:g} ms to another worker, on every link."

@@ -164,8 +164,12 @@ def make_trainer(config: Sparse, setting: Setting) -> Trainer:
     return over_programs(program, comparison.held_out, steps, log_every=steps, trial_steps=steps)
 
 
-def facts(config: Sparse) -> Iterator[Row]:
-    """The density of every leaf, and the bytes of every method."""
+def facts(config: Sparse, known: Sequence[Row]) -> Iterator[Row]:
+    """The density of every leaf, and the bytes of every method, that are not known."""
+    yield from itertools.islice(_facts(config), len(known), None)
+
+
+def _facts(config: Sparse) -> Iterator[Row]:
     comparison, gradients = prepare(config), {}
     workers = comparison.mesh.size
     for leaf in comparison.leaves:

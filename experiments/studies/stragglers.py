@@ -135,14 +135,14 @@ def settings(config: Stragglers) -> list[Setting]:
     ]
 
 
-def facts(config: Stragglers) -> list[Row]:
+def facts(config: Stragglers, known: Sequence[Row]) -> list[Row]:
     """The date and the budget of tuning. Later runs of the record may have other ones."""
     budget = {"begun": datetime.date.today().isoformat(), "trials": config.trials,
               "part_of_the_time": TRIAL_PART,
               "logged_losses": config.points}  # fmt: skip
     places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
     return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
-            for dataset, speeds in places]  # fmt: skip
+            for dataset, speeds in places][len(known):]  # fmt: skip
 
 
 MINIBATCHES = {"minibatches": Values((1, 4), 1, MAX_MINIBATCHES)}

@@ -76,7 +76,8 @@ class Study:
         such as measured times.
       interleaved: Whether every setting is trained with a seed before the next seed, so that
         settings whose times are compared are measured at about the same time.
-      facts: `config -> facts`, with the keys that they are about; recorded before the runs.
+      facts: `(config, known) -> facts` that a record lacks, with the keys that they are about;
+        recorded before the runs.
       derive: Adds columns that depend on other rows; for table, figures and claims.
       exit_code: `results -> exit code` of the command.
     """
@@ -96,7 +97,7 @@ class Study:
     tuned_by: str = "validation_loss"
     inputs: Callable[[Any, Sequence[Row], Setting, int], Mapping[str, Any]] = lambda *_: {}
     interleaved: bool = False
-    facts: Callable[[Any], Iterable[Mapping[str, Any]]] = lambda config: ()
+    facts: Callable[[Any, Sequence[Row]], Iterable[Mapping[str, Any]]] = lambda config, known: ()
     derive: Callable[[Sequence[Row]], Sequence[Row]] = list
     exit_code: Callable[[Results], int] = lambda results: 0
 
@@ -148,9 +149,8 @@ def run(study: Study, config: Any, record: Record, say: Callable[[str], None] = 
     def trial_of(setting: Setting) -> Callable[[Mapping], float]:
         return lambda point: train("trial", setting, max(seeds) + 1, point)[study.tuned_by]
 
-    if all(row["kind"] == "fact" for row in rows):  # A torn record may lack some.
-        facts = [make_row("fact", {}, values) for values in study.facts(config)]
-        record.add(facts[len(rows) :])
+    facts = study.facts(config, of_kind(rows, "fact"))
+    record.add([make_row("fact", {}, values) for values in facts])
     settings = study.settings(config)
     parts = [(setting, [seed]) for seed in seeds for setting in settings]
     if not study.interleaved:

@@ -127,7 +127,7 @@ def test_a_calibration_has_the_times_of_codecs() -> None:
     assert seconds.keys() == {rank_4, mean}  # Others would be of another device.
     assert seconds[rank_4] == pytest.approx(16e-3)
     assert "2 of 9 methods were timed" in both.assumptions[3]
-    assert len(found({}).rows) == 8
+    assert len(found({}).rows) == 9
     # A method that is timed alone is compared with the exact mean.
     alone = found({'jaxcomm.power_sgd("data", rank=1)': 1e-9})
     assert {row.code for row in alone.rows} == {'jaxcomm.power_sgd("data", rank=1)', mean}

@@ -205,7 +205,7 @@ def test_trials_and_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     assert main(LOSS, more) == 0
     assert {each["method"] for each in lab.trained[before:]} == {"mean_bfloat16"}
-    assert "1gbit" in (folder / "table.csv").read_text(encoding="utf-8")
+    assert "1gbit,advised" in (folder / "table.csv").read_text(encoding="utf-8")
 
 
 TRAINING = """

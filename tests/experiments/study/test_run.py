@@ -74,7 +74,11 @@ LOSS = Column("loss", spread("final"), ".3f"), Column("accuracy", spread("accura
 TABLE = Table(("split", "method"), (*map(key, ("split", "method")), *LOSS), {"method": "mean"})
 GRID = {"rate": Values((0.01, 0.1, 1.0))}
 TUNED: Any = {"grid": lambda config, setting: GRID, "budget": lambda config: 3}
-FACTS = {"facts": lambda config: [{"about": "bytes", "method": name} for name in config.methods]}
+FACTS = {
+    "facts": lambda config, known: [
+        {"about": "bytes", "method": name} for name in config.methods[len(known) :]
+    ]
+}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tuned": {**TUNED, "shares": ("method",)},
