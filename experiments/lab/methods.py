@@ -15,6 +15,7 @@ from jaxcomm.compression import blockwise
 from jaxcomm.compression.quantizers import dither
 
 CONTROL, PLAIN = "no_communication", "plain_jax_psum"
+FREED = "_freed_memory"  # In processes that give freed memory back, without `jaxcomm.launch`.
 PERIODS = (2, 4, 8, 16)  # of local steps
 
 
@@ -143,12 +144,13 @@ def find(label: str, seed: int = 0) -> LabMethod:
     """The method of a label, such as `power_sgd_rank_1`, `global_qsgd:8` or `dpsgd`.
 
     Args:
-      label: The label.
+      label: The label; the ending `_freed_memory` says how the lab starts the workers.
       seed: The seed of its rounding. Methods of the lab only, such as `dpsgd`, have the seed 0.
 
     Raises:
       ExperimentError: If there is none.
     """
+    label = label.removesuffix(FREED)
     if label in OWN:
         return OWN[label]
     variant = parse_method(label)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab.methods import CONTROL, find
+from experiments.lab.methods import CONTROL, FREED, find
 from experiments.lab.network import DEVICE, LabError, Link, Network, worker_address, worker_name
 from experiments.lab.peers import PEERS
 from experiments.lab.worker import Answer
@@ -178,7 +178,8 @@ class Lab:
     def group(self, method: str) -> Group:
         """The workers that run a method."""
         framework = "torch_worker" if method in PEERS else "jax_worker"
-        keeps_memory = method not in PEERS or PEERS[method].keeps_memory
+        peer = PEERS.get(method)
+        keeps_memory = peer.keeps_memory if peer else not method.endswith(FREED)
         kind = framework, keeps_memory
         if kind not in self._groups:
             self._groups[kind] = Group(

@@ -238,6 +238,6 @@ def test_a_whole_run_leaves_no_process(stop: signal.Signals | None, tmp_path: Pa
         assert "| total |" in (tmp_path / "traces" / "mean_1gbit.md").read_text()
 
 
-@pytest.mark.parametrize("label", OWN)
+@pytest.mark.parametrize("label", [*OWN, "mean_freed_memory"])
 def test_methods_of_the_lab_are_built(label: str) -> None:
     find(label).build(4, optax.sgd(0.1))
