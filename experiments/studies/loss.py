@@ -528,10 +528,6 @@ STYLE = marked_style(LIMIT, [*PEERS])
 LOSS = Study(
     "loss", LossConfig, settings, train, TABLE, prose,
     (
-        Lines(file="seconds_against_bandwidth.png", caption="Seconds to the loss against bandwidth",
-              by="method", at="megabits", x=(Axis("megabits", "Mbit/s of a worker's link"),),
-              y=Axis(TIME, "seconds to the held-out loss"), size=(6.5, 6.0),
-              style=STYLE, banded=lambda name: False),
         Lines(file="loss_against_seconds.png", caption="Held-out loss against seconds",
               by="method", across=("link",), x=(Axis("seconds", "seconds"),),
               y=Axis("held_out", "held-out loss, nats per byte", log=False), size=(4.5, 4.5),

@@ -199,7 +199,7 @@ def advise(
     Example:
       >>> import jax, jax.numpy as jnp, jaxcomm
       >>> params = {"w": jax.ShapeDtypeStruct((10_000, 10_000), jnp.float32)}
-      >>> jaxcomm.advise(params, 64, link="100Mbit", step_seconds=0.3).recommended.code
+      >>> jaxcomm.advise(params, 64, link="1Gbit", step_seconds=0.3).recommended.code
       'jaxcomm.power_sgd("data", rank=4)'
       >>> jaxcomm.advise("100M", 64, link="100Gbit", step_seconds="300ms").compress
       False

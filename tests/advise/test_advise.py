@@ -63,7 +63,7 @@ def test_the_line_of_a_method_is_what_was_predicted_and_runs(number: int) -> Non
 
 
 def test_the_line_of_power_sgd_begins_with_the_exact_steps_of_the_records() -> None:
-    found = advise(PARAMS, 8, link="10Mbit", step_seconds=0.1)
+    found = advise(PARAMS, 8, link="100Mbit", step_seconds=0.1)
     stages = 'jaxcomm.mean("data"), jaxcomm.power_sgd("data", rank=4)'
     assert found.line == f"tx = optax.chain(jaxcomm.warmup([{stages}], every=2), optimizer)"
     assert "after two exact steps" in found.recommended.risk
@@ -80,7 +80,7 @@ def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
         found = advise(PARAMS, workers, **OPTIONS)
         assert f"Levels: global_qsgd has {levels}\n" in str(found)
         assert not any("global_qsgd" in row.code and "bits=" in row.code for row in found.rows)
-    assert "steps: unknown (no useful bound).\n" in str(advise("1.3B", 64, **OPTIONS))
+    assert "steps: unknown (no useful bound).\n" in str(advise("125M", 64, **OPTIONS))
     unbiased = str(error_of(jaxcomm.quantizers.natural().claims, 1000, 8))
     assert "unbiased, with a variance of at most 0.125 squared norms" in unbiased
 
@@ -202,7 +202,7 @@ def test_methods_that_exceed_memory_are_omitted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gigabits", "count", "local"), [(10, 10, 19), (25, 0, 2)])
+@pytest.mark.parametrize(("gigabits", "count", "local"), [(10, 11, 1), (25, 0, 0)])
 def test_how_often_compression_is_recommended(gigabits: int, count: int, local: int) -> None:
     """Of 35 models, batches and workers; the forward pass takes half of the backward pass.
 
