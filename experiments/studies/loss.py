@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,17 +24,10 @@ from experiments.lab.peers import (
 )
 from experiments.lab.processes import Lab, describe_measurements
 from experiments.methods import expand
+from experiments.studies._loss_claims import ADVISED, CLAIMS, LIMIT, TIME
 from experiments.study import run as readme
 from experiments.study import targets
-from experiments.study.claims import (
-    Claim,
-    Finding,
-    Judge,
-    Results,
-    is_equivalent,
-    is_no_worse,
-    is_within,
-)
+from experiments.study.claims import Results
 from experiments.study.plot import Axis, Lines, marked_style
 from experiments.study.record import Row, grouped, is_missing, of_kind
 from experiments.study.run import Options, Setting, Study, Trainer
@@ -65,19 +58,14 @@ METHODS = (
     *AS_SHIPPED,
     *(f"{name}{KEPT}" for name in AS_SHIPPED),
 )
-LIMIT, ADVISED = "limit", "advised"
 OF_ADVICE = {
     code: f"{label}_start_{START}" if f"{label}_start_{START}" in LABELS else label
     for label, code in CODES.items()
 }
 """The methods that `jaxcomm.advise` may name, by their code; begun as its line to paste is."""
 
-EQUAL = ("mean_bfloat16", "ddp", "ddp_fp16", "ddp_bf16")  # They have the arithmetic of `mean`.
-DENSE = ("ddp", "ddp_fp16", "ddp_bf16")
 TRAINING_SECONDS = 3600  # The time limit of a training.
-TIME = "seconds_to_target"
 TIMED_STEPS = 8  # At most, of a measurement.
-SLOW = 200e6  # Bits per second.
 # What `jaxcomm.advise` takes two cores with four processes for.
 MEMORY_BITS = 4e9
 CORE = jaxcomm.perf.Device(4e9, "half a core", "an assumption")
@@ -249,8 +237,6 @@ def train(config: LossConfig, setting: Setting) -> Trainer:
                 yield {"step": step, "held_out": loss}
             found = {"held_out": loss, "trained_seconds": done["seconds"][-1]}
         found |= lab.time_steps(name, link, TIMED_STEPS)
-        if link.rate != UNSHAPED:
-            found["megabits"] = bits_per_second(link.rate) / 1e6
         if steps := parameters.get("confirmed_steps"):
             done = curve(steps, steps)
             found["confirmed_seconds"] = done["seconds"][-1]
@@ -280,7 +266,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     took = {(run["link"], run["method"], run["seed"]): run["milliseconds"] for run in runs}
     methods = {method for method, _ in trained}
     curves = grouped(of_kind(rows, "point"), ("method", "seed"))
-    points, derived = [], []
+    derived = []
     for run in runs:
         link, name, seed = run["link"], run["method"], run["seed"]
         own = trained_as(name, methods), seed
@@ -312,8 +298,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         if name == "mean":
             limit = {"milliseconds": run["control"], TIME: steps * run["control"] / 1e3}
             derived.append({**found, **limit, "method": LIMIT})
-    points = [{**row, "kind": "point"} for row in derived if "megabits" in row]
-    return [*derived, *points, *of_kind(rows, "trial"), *of_facts]
+    return [*derived, *of_kind(rows, "trial"), *of_facts]
 
 
 def inputs(config: LossConfig, rows: Sequence[Row], setting: Setting, seed: int) -> dict[str, Any]:
@@ -373,90 +358,6 @@ TABLE = Table(
     ),
     reference={"method": LIMIT},
 )
-
-
-def takes(limit: float, theirs: Callable[[str], bool], slower_than: float = math.inf) -> Judge:
-    """The claim that the advised method takes at most `limit` of the time of the fastest of others.
-
-    Args:
-      limit: The ratio.
-      theirs: Whether a method is one of the others.
-      slower_than: The bandwidth, up to which links are tested.
-    """
-
-    def findings(results: Results) -> list[Finding]:
-        found = []
-        for link in dict.fromkeys(line["link"] for line in results.lines):
-            if bits_per_second(link) > slower_than:
-                continue
-            here = {line["method"]: line.group for line in results.lines if line["link"] == link}
-            fast = targets.fastest([here[name] for name in here if theirs(name)], "seconds")
-            if fast is None or ADVISED not in here:
-                why = "nothing is advised, or none of the others reaches the target"
-                found.append(Finding(link, "not tested", why))
-                continue
-            keys = {"link": link, "method": ADVISED}
-            judge = is_no_worse(TIME, limit, methods=keys, reference=fast.keys, log=True)
-            where = f"{link}, {here[ADVISED].runs[0]['named']} against {fast.keys['method']}"
-            found += [each._replace(where=where) for each in judge(results)]
-        return found
-
-    return findings
-
-
-def _is_raced(name: str) -> bool:
-    return name not in (LIMIT, ADVISED)
-
-
-CLAIMS = (
-    Claim(
-        "On every link, the advised method reaches the target in at most 1.02 of the time of the "
-        "fastest of PyTorch's, with any hook and either setting of memory.",
-        takes(1.02, lambda name: name in PEERS),
-    ),
-    Claim(
-        "At 200 Mbit/s and less, it takes at most 0.85 of the time of the fastest of PyTorch's.",
-        takes(0.85, lambda name: name in PEERS, SLOW),
-    ),
-    Claim(
-        "At 200 Mbit/s and less, it takes at most 0.5 of the time of PyTorch's fastest that sends "
-        "all gradients, in 16 or 32 bits.",
-        takes(0.5, lambda name: name.removesuffix(KEPT) in DENSE, SLOW),
-    ),
-    Claim(
-        "On every link, it takes at most 1.1 of the time of the fastest of all methods.",
-        takes(1.1, _is_raced),
-    ),
-    Claim(
-        "At 200 Mbit/s and more, it takes at most 1.25 of the time of the computation alone.",
-        lambda results: [
-            each
-            for each in takes(1.25, lambda name: name == LIMIT)(results)
-            if bits_per_second(each.where.split(",")[0]) >= SLOW
-        ],
-    ),
-    Claim(
-        "At 50 Mbit/s and more, it takes at most 1.6 of the time of the computation alone.",
-        lambda results: [
-            each
-            for each in takes(1.6, lambda name: name == LIMIT)(results)
-            if bits_per_second(each.where.split(",")[0]) >= 50e6
-        ],
-    ),
-    Claim(
-        "Methods with the arithmetic of `mean`, up to rounding to 16 bits, need as many steps as "
-        "`mean`, within 5 %.",
-        is_equivalent(
-            "step_to_target", 1.05, methods={"link": UNSHAPED, "method": EQUAL},
-            reference={"method": "mean"}, log=True,
-        ),
-    ),
-    Claim(
-        "A training over the slowest link takes its steps times the measured step time, within "
-        "10 %.",
-        is_within("confirmed", 0.9, 1.1),
-    ),
-)  # fmt: skip
 
 
 def prose(results: Results) -> list[str]:

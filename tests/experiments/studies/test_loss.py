@@ -54,9 +54,7 @@ def rows() -> list[dict[str, Any]]:
                     "milliseconds": 1e3 * factor * seconds * (1 + 0.01 * seed), "target": TARGET,
                     "control": CONTROL, "is_steady": True, "rejected": 0, "steps": 4, "sent": 1e6,
                 }  # fmt: skip
-                if link != "unshaped":
-                    values["megabits"] = 1000.0 if link == "1gbit" else 200.0
-                elif losses:
+                if link == "unshaped" and losses:
                     steps = [10 * (n + 1) for n in range(len(losses))]
                     for step, loss in zip(steps, losses, strict=True):
                         point = {"step": step, "held_out": loss}
