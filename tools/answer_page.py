@@ -144,6 +144,7 @@ def methods() -> Iterator[dict[str, Any]]:
             "started": method.paste,
             "period": method.period,
             "aggregator": method.aggregator,
+            "optimizer": method.optimizer,
             "steps": method.steps,
             "risk": method.risk,
             "overlaps": method.overlaps,

@@ -49,7 +49,7 @@
     const ofShard = (code) => (sharded && !plain ? `jaxcomm.shard_local(${code}, param_specs)` : code);
     if (row.period === 1) return `tx = optax.chain(${ofShard(row.started)}, optimizer)`;
     const local = row.started.replace(row.aggregator, () => ofShard(row.aggregator));
-    return `tx = optax.chain(jaxcomm.per_worker(optimizer), ${local})`;
+    return `tx = optax.chain(${row.optimizer}, ${local})`;
   }
 
   function verdictOf({ recommended, exact, compress }) {

@@ -104,6 +104,7 @@ class Method:
       begun: The code with the exact steps with which the records began, if they did.
       period: The steps between exchanges; local steps if there is more than one.
       aggregator: The code of `tx`, of local steps.
+      optimizer: The code of the optimizer, for local steps.
     """
 
     code: str
@@ -116,6 +117,7 @@ class Method:
     begun: str = ""
     period: int = 1
     aggregator: str = ""
+    optimizer: str = "optimizer"
 
     @property
     def paste(self) -> str:
@@ -126,7 +128,7 @@ class Method:
     def line(self) -> str:
         """The line of code to paste."""
         if self.period > 1:
-            return f"tx = optax.chain(jaxcomm.per_worker(optimizer), {self.paste})"
+            return f"tx = optax.chain({self.optimizer}, {self.paste})"
         return f"tx = optax.chain({self.paste}, optimizer)"
 
 
@@ -192,6 +194,7 @@ def recommended(axis_name: str, workers: int) -> tuple[Method, ...]:
             "1.34 [1.13, 1.59] x the steps with Adam",
             period=LOCAL_STEPS,
             aggregator=four_bits,
+            optimizer=f"jaxcomm.per_worker(optimizer, axis_name={axis})",
         ),
         Method(
             f"jaxcomm.top_k_sgd({axis}, ratio=0.01)",

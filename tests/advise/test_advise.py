@@ -235,6 +235,9 @@ def test_a_line_has_any_axis() -> None:
             assert isinstance(call, ast.Call)
             named = [each.value for each in call.keywords if each.arg == "axis_name"] or call.args
             assert ast.literal_eval(named[0]) == axis
+            line = ast.parse(method.line)
+            names = {x.value for x in ast.walk(line) if isinstance(x, ast.Constant)}
+            assert axis in names and "data" not in names
 
 
 def test_parameter_counts_are_read_and_matrices_fit_the_codecs() -> None:

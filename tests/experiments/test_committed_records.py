@@ -34,6 +34,9 @@ def test_a_record_is_regenerated(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:Creating legend:UserWarning"
+)  # It took a second: a busy machine.
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda folder: folder.name)
 def test_the_figures_of_a_record_are_drawn(folder: Path, tmp_path: Path) -> None:
     study = study_of(folder)

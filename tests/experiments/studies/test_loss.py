@@ -22,7 +22,7 @@ from experiments.studies.loss import (
     seconds_to_target,
     steps_to,
 )
-from experiments.study.record import make_row
+from experiments.study.record import make_row, of_kind, read
 from experiments.study.run import analyze, main
 from jaxcomm.perf._recommended import recommended
 from tests.experiments.studies.test_lab import in_the_lab
@@ -183,6 +183,7 @@ def test_trials_and_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(study, "lab_of", lambda config: lab)
     config = LossConfig(
         methods=("mean", "power_sgd_rank_4_start_2"), bandwidth=("200mbit",), seeds=2, target=3.5,
+        confirm=("power_sgd_rank_4_start_2",),
         validation_target=3.6, records=str(tmp_path),
     )  # fmt: skip
     assert main(LOSS, config) == 0
@@ -203,7 +204,8 @@ def test_trials_and_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     assert main(LOSS, more) == 0
     assert {each["method"] for each in lab.trained[before:]} == {"mean_bfloat16"}
-    assert "1gbit,advised" in (folder / "table.csv").read_text(encoding="utf-8")
+    links = [row["link"] for row in of_kind(read(folder), "fact")]
+    assert links == ["unshaped", "200mbit", "1gbit"]  # What is advised for each.
 
 
 TRAINING = """

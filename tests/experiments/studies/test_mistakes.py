@@ -27,8 +27,8 @@ from experiments.studies import load
             "and even with --between",
         ),
         ("lab", {"methods": ("mean",), "workers": 1}, "--workers must be at least 2"),
-        ("loss", {"methods": ("mean", "dpsgd")}, "--methods has dpsgd, whose workers have no comm"),
-        ("loss", {"methods": ("mean_bfloat16",)}, "--methods needs ddp or mean"),
+        ("loss", {"methods": ("mean", "hierarchical")}, "--methods has hierarchical, which needs"),
+        ("loss", {"methods": ("mean_bfloat16",)}, "--methods needs mean, whose steps define"),
     ],
     ids=str,
 )
