@@ -88,7 +88,6 @@ LOCAL = {
     "local_sgd": ("local_sgd", jaxcomm.mean),
     "local_sgd_8_bits": ("local_sgd", lambda: jaxcomm.global_qsgd(bits=8)),
     "local_sgd_4_bits": ("local_sgd", _two_stage),
-    "pr_sgd": ("pr_sgd", jaxcomm.mean),
     "diloco": ("diloco", jaxcomm.mean),
     "diloco_4_bits": ("diloco", _two_stage),
     "streaming_diloco_4_bits": ("streaming_diloco_4_bits", jaxcomm.mean),

@@ -159,7 +159,7 @@ def milliseconds_of(answers: Sequence[Answer], period: int) -> float:
 class Lab:
     """The network and the workers of both frameworks, which stay for all measurements."""
 
-    def __init__(self, config: Any, model: str, optimizer: str = "sgd"):
+    def __init__(self, config: Any, model: str, optimizer: str = "sgd", latency: float = 0.0):
         """Builds the network; workers start when they are needed.
 
         Args:
@@ -167,10 +167,11 @@ class Lab:
             `attempts`, of which the last one counts.
           model: `mlp`, `transformer` or `words`.
           optimizer: `sgd` or `adam`.
+          latency: Milliseconds that a message takes to another worker.
         """
         self._config = config
         self._arguments = {"model": model, "optimizer": optimizer}
-        self.network = Network(config.workers, 2 * (getattr(config, "latency", None) or 0.0))
+        self.network = Network(config.workers, 2 * latency)
         self._groups = {}
         self.prepare = functools.cache(self._prepare)
         self._last_control = (-math.inf, math.nan)  # When it ended, and its milliseconds.

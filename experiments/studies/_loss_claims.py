@@ -1,6 +1,5 @@
 """The claims of the race to a loss, about the method that `jaxcomm.advise` named before it."""
 
-import math
 from collections.abc import Callable
 
 from experiments.lab.network import UNSHAPED, bits_per_second
@@ -23,19 +22,21 @@ EQUAL = ("mean_bfloat16", *DENSE)  # They have the arithmetic of `mean`.
 SLOW = 200e6  # Bits per second.
 
 
-def takes(limit: float, theirs: Callable[[str], bool], slower_than: float = math.inf) -> Judge:
+def takes(
+    limit: float, theirs: Callable[[str], bool], links: Callable[[float], bool] = lambda bits: True
+) -> Judge:
     """The claim that the advised method takes at most `limit` of the time of the fastest of others.
 
     Args:
       limit: The ratio.
       theirs: Whether a method is one of the others.
-      slower_than: The bandwidth, up to which links are tested.
+      links: Whether links of a bandwidth, in bits per second, are tested.
     """
 
     def findings(results: Results) -> list[Finding]:
         found = []
         for link in dict.fromkeys(line["link"] for line in results.lines):
-            if bits_per_second(link) > slower_than:
+            if not links(bits_per_second(link)):
                 continue
             here = {line["method"]: line.group for line in results.lines if line["link"] == link}
             fast = targets.fastest([here[name] for name in here if theirs(name)], "seconds")
@@ -52,6 +53,10 @@ def takes(limit: float, theirs: Callable[[str], bool], slower_than: float = math
     return findings
 
 
+def _is_slow(bits: float) -> bool:
+    return bits <= SLOW
+
+
 def _is_raced(name: str) -> bool:
     return name not in (LIMIT, ADVISED)
 
@@ -64,12 +69,12 @@ CLAIMS = (
     ),
     Claim(
         "At 200 Mbit/s and less, it takes at most 0.85 of the time of the fastest of PyTorch's.",
-        takes(0.85, lambda name: name in PEERS, SLOW),
+        takes(0.85, lambda name: name in PEERS, _is_slow),
     ),
     Claim(
         "At 200 Mbit/s and less, it takes at most 0.5 of the time of PyTorch's fastest that sends "
         "all gradients, in 16 or 32 bits.",
-        takes(0.5, lambda name: name.removesuffix(KEPT) in DENSE, SLOW),
+        takes(0.5, lambda name: name.removesuffix(KEPT) in DENSE, _is_slow),
     ),
     Claim(
         "On every link, it takes at most 1.1 of the time of the fastest of all methods.",
@@ -77,19 +82,11 @@ CLAIMS = (
     ),
     Claim(
         "At 200 Mbit/s and more, it takes at most 1.25 of the time of the computation alone.",
-        lambda results: [
-            each
-            for each in takes(1.25, lambda name: name == LIMIT)(results)
-            if bits_per_second(each.where.split(",")[0]) >= SLOW
-        ],
+        takes(1.25, lambda name: name == LIMIT, lambda bits: bits >= SLOW),
     ),
     Claim(
         "At 50 Mbit/s and more, it takes at most 1.6 of the time of the computation alone.",
-        lambda results: [
-            each
-            for each in takes(1.6, lambda name: name == LIMIT)(results)
-            if bits_per_second(each.where.split(",")[0]) >= 50e6
-        ],
+        takes(1.6, lambda name: name == LIMIT, lambda bits: bits >= SLOW / 4),
     ),
     Claim(
         "Methods with the arithmetic of `mean`, up to rounding to 16 bits, need as many steps as "

@@ -171,7 +171,7 @@ def grid(config: LossConfig, setting: Setting) -> Grid | None:
 @functools.cache
 def lab_of(config: LossConfig) -> Lab:
     """The workers, which stay for all trainings and measurements."""
-    return Lab(config, "transformer", "adam")
+    return Lab(config, "transformer", "adam", config.latency or 0.0)
 
 
 def facts(config: LossConfig, known: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
@@ -253,6 +253,12 @@ def exact_steps(name: str) -> int:
     return find(name).exact_steps
 
 
+def _seconds(milliseconds: float, exact: int, dense: float, steps: float) -> float:
+    """The seconds of steps, of which the first `exact` take `dense` milliseconds each."""
+    first = min(steps, exact)
+    return ((steps - first) * milliseconds + first * dense) / 1e3
+
+
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds the steps and the seconds to the target, what was advised, and the limit.
 
@@ -275,11 +281,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         last, exact = trained[own], exact_steps(name)
         dense = took.get((link, "ddp" if name in PEERS else "mean", seed), run["milliseconds"])
         keys = {"link": link, "method": name}
-
-        def seconds(steps: float, run=run, exact=exact, dense=dense) -> float:
-            first = min(steps, exact)
-            return ((steps - first) * run["milliseconds"] + first * dense) / 1e3
-
+        seconds = functools.partial(_seconds, run["milliseconds"], exact, dense)
         curve = {
             "steps": [point["step"] for point in curves[own]],
             "evaluated": [point["held_out"] for point in curves[own]],
@@ -346,6 +348,9 @@ TABLE = Table(
         Column("momentum", tuned("momentum"), name="momentum"),
         Column("steps to target", targets.needed("step"), ".0f", "steps_to_target"),
         Column("reached", targets.reached("step")),
+        Column(
+            "of mean's steps", difference("step_to_target", log=True), targets.show_ratio, "steps"
+        ),
         Column("ms/step [range]", extent("milliseconds"), ".0f", "milliseconds"),
         Column(
             "seconds to target [95 %]",

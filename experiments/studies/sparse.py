@@ -166,7 +166,7 @@ def make_trainer(config: Sparse, setting: Setting) -> Trainer:
 
 def facts(config: Sparse, known: Sequence[Row]) -> Iterator[Row]:
     """The density of every leaf, and the bytes of every method, that are not known."""
-    yield from itertools.islice(_facts(config), len(known), None)
+    yield from (row for row in _facts(config) if {"kind": "fact", **row} not in known)
 
 
 def _facts(config: Sparse) -> Iterator[Row]:

@@ -141,8 +141,9 @@ def facts(config: Stragglers, known: Sequence[Row]) -> list[Row]:
               "part_of_the_time": TRIAL_PART,
               "logged_losses": config.points}  # fmt: skip
     places = dict.fromkeys((each["dataset"], each["speeds"]) for each in settings(config))
+    recorded = {(each["dataset"], each["speeds"]) for each in known}
     return [{"about": "budget", "dataset": dataset, "speeds": speeds, **budget}
-            for dataset, speeds in places][len(known):]  # fmt: skip
+            for dataset, speeds in places if (dataset, speeds) not in recorded]  # fmt: skip
 
 
 MINIBATCHES = {"minibatches": Values((1, 4), 1, MAX_MINIBATCHES)}

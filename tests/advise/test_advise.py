@@ -1,6 +1,7 @@
 """The table, the recommendation and its line, and the command."""
 
 import ast
+import csv
 import math
 import os
 import re
@@ -69,6 +70,18 @@ def test_the_line_of_power_sgd_begins_with_the_exact_steps_of_the_records() -> N
     assert "after two exact steps" in found.recommended.risk
     others = [row for row in found.rows if "power_sgd" not in row.code]
     assert len(others) == 7 and all(row.paste == row.code for row in others)
+
+
+def test_factors_on_the_steps_are_those_of_the_record() -> None:
+    record = Path(ROOT) / "experiments/records/2026-11-29_loss/table.csv"
+    with record.open(encoding="utf-8") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file) if row["link"] == "unshaped"}
+    labels = {"two_stage:4": 3, "local_sgd_4_bits_8": 4, "power_sgd_rank_4_start_2": 7}
+    for label, number in labels.items():
+        method, row = recommended("data", 4)[number], rows[label]
+        center, low, high = (float(row[f"steps{end}"]) for end in ("", "_low", "_high"))
+        assert f"{center:.2f} [{low:.2f}, {high:.2f}] x the steps" in method.risk
+        assert method.steps is not None and center <= method.steps + 0.005 and method.steps <= high
 
 
 def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
