@@ -224,6 +224,16 @@ def test_an_address_with_wrong_inputs_is_safe(page: Page, file: pathlib.Path) ->
     assert "fully_sharded_value_and_grad" in page.find("#among-workers").text
 
 
+def test_local_steps_follow_the_optimizer(page: Page, file: pathlib.Path) -> None:
+    inputs = "params=100M&workers=64&bandwidth=25Gbit&step=0.03s"
+    page.open(file, fragment=inputs)
+    best = advise(shapes_of_count(10**8), 64, link="25Gbit", step_seconds=0.03).recommended
+    assert best.period > 1 and page.texts("#line") == [best.line]
+    page.open(file, fragment=f"{inputs}&sharded=others&shards=2")
+    of_shard = f"jaxcomm.shard_local({best.aggregator}, param_specs)"
+    assert page.texts("#line") == [best.line.replace(best.aggregator, of_shard)]
+
+
 def test_the_picture_is_to_scale_and_has_a_text(page: Page, file: pathlib.Path) -> None:
     page.open(file, fragment="params=100M&workers=8&bandwidth=1Gbit&step=0.3s")
     pictures, rows = page.find_all("#timelines svg"), shown(page)
