@@ -215,5 +215,5 @@ def recommended(axis_name: str, workers: int) -> tuple[Method, ...]:
             1.25,
             f"{_FEEDBACK}; {_RACE}: 1.25 [1.07, 1.46] x the steps with Adam, after two exact steps",
         ),
-        power_sgd(1, None, f"large: {_RECORDS}: missed the loss of the exact mean"),
+        power_sgd(1, None, f"large: {_RACE}: missed the loss of the exact mean"),
     )

@@ -82,6 +82,8 @@ def test_factors_on_the_steps_are_those_of_the_record() -> None:
         center, low, high = (float(row[f"steps{end}"]) for end in ("", "_low", "_high"))
         assert f"{center:.2f} [{low:.2f}, {high:.2f}] x the steps" in method.risk
         assert method.steps is not None and center <= method.steps + 0.005 and method.steps <= high
+    assert rows["power_sgd_rank_1_start_2"]["reached"] == "0/5"
+    assert recommended("data", 4)[8].steps is None
 
 
 def test_the_answer_states_the_levels_of_a_worker_and_the_error() -> None:
