@@ -423,6 +423,8 @@ def prose(results: Results) -> list[str]:
         "with 95 % intervals. The column `measured / predicted` has the wall-clock time of one "
         "training over the link, divided by that of its steps by the table. Times exclude "
         "evaluations.",
+        "A run has no points after it has reached the loss, so the last points of a line are the "
+        "mean of the other seeds.",
         "The text is small and runs are short, so methods may rank differently in longer runs. The "
         f"{config.workers} processes share the cores of one machine, so compression takes a larger "
         "part of a step than on separate machines.",
